@@ -1,0 +1,62 @@
+"""Load a device profile by name or from the user's own JSON file."""
+
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from autoshard.errors import RequestError
+from autoshard.hardware.profile import DeviceProfile
+
+
+def known_profiles() -> tuple[str, ...]:
+    """Names of the profiles that come with autoshard, sorted."""
+    folder = resources.files("autoshard.hardware") / "profiles"
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")))
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """The profile of that name, or the one in the JSON file at that path (anything that ends in ``.json``).
+
+    Raises:
+        RequestError: the name is unknown, or the file cannot be read or is not a profile.
+
+    Examples:
+        >>> load_profile("h100-80gb").devices_per_node
+        8
+    """
+    if name.endswith(".json"):
+        try:
+            text = Path(name).read_bytes()
+        except OSError as error:
+            raise RequestError("device", name, f"a readable profile file ({error.strerror})") from None
+        return _decode(name, text)
+    if name not in known_profiles():
+        raise RequestError("device", name, f"one of {', '.join(known_profiles())}, or a profile's .json file")
+    return _decode(name, (resources.files("autoshard.hardware") / "profiles" / f"{name}.json").read_bytes())
+
+
+def _decode(source: str, text: bytes) -> DeviceProfile:
+    try:
+        profile = msgspec.json.decode(text, type=DeviceProfile)
+    except msgspec.DecodeError as error:
+        raise RequestError("device", source, f"a device profile; {error}") from None
+    counts = {
+        "memory_bytes": profile.memory_bytes,
+        "memory_bytes_per_second": profile.memory_bytes_per_second,
+        "devices_per_node": profile.devices_per_node,
+        "within_node.bytes_per_second": profile.within_node.bytes_per_second,
+        "between_nodes.bytes_per_second": profile.between_nodes.bytes_per_second,
+        **{f"flops_per_second.{dtype}": rate for dtype, rate in profile.flops_per_second.items()},
+    }
+    for where, count in counts.items():
+        if count <= 0:
+            raise RequestError("device", source, f"a device profile; {where} must be above 0, got {count}")
+    for part in ("compute", "memory", "link"):
+        if not 0 < profile.achievable.get(part, 0) <= 1:
+            raise RequestError("device", source, f"a device profile; achievable.{part} must lie in (0, 1]")
+    if "float32" not in profile.flops_per_second:
+        raise RequestError("device", source, "a device profile; flops_per_second.float32 is missing")
+    if profile.headroom_bytes >= profile.memory_bytes:
+        raise RequestError("device", source, "a device profile; the headroom is more than the memory")
+    return profile

@@ -1,0 +1,33 @@
+"""The IR: one training step of one model as data. Imports no torch."""
+
+from autoshard.ir.graph import (
+    CALLER,
+    LOSS,
+    BufferInfo,
+    Call,
+    InputInfo,
+    ModelGraph,
+    ModuleNode,
+    ModuleSpan,
+    Moment,
+    OpNode,
+    ParamInfo,
+    Region,
+    StorageInfo,
+)
+
+__all__ = [
+    "CALLER",
+    "LOSS",
+    "BufferInfo",
+    "Call",
+    "InputInfo",
+    "ModelGraph",
+    "ModuleNode",
+    "ModuleSpan",
+    "Moment",
+    "OpNode",
+    "ParamInfo",
+    "Region",
+    "StorageInfo",
+]
