@@ -33,7 +33,31 @@ _HOMES = {
     "format_plan": "autoshard.report",
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = [
+    "__version__",
+    "ApplyError",
+    "AutoshardError",
+    "CaptureError",
+    "Diagnostic",
+    "GraphError",
+    "InfeasibleBudgetError",
+    "ModelLoadError",
+    "NoLegalUnitError",
+    "Plan",
+    "PlanFormatError",
+    "PlanMismatchError",
+    "PlanVersionError",
+    "PlanningError",
+    "RankDisagreementError",
+    "Request",
+    "RequestError",
+    "VerificationError",
+    "apply_plan",
+    "format_plan",
+    "load_plan",
+    "make_plan",
+    "save_plan",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,56 @@
+# Two commands do all the set-up: `make demo` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-fast check format lint types golden bench-parity clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and pinned, so that the resolver never looks for another build of it.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed  ## plan, inspect and train a small model on 2 CPU processes
+	@BIN=$(BIN) sh examples/demo.sh
+
+test: $(VENV)/.installed-dev  ## the whole suite
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.installed-dev  ## the suite without what is marked slow
+	$(BIN)/python -m pytest -m 'not slow'
+
+format: $(VENV)/.installed-dev  ## rewrite the sources in the one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.installed-dev  ## format and lint, changing nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev  ## type check
+	$(BIN)/mypy
+
+check: lint types test  ## the one command: format, lint, types, tests
+
+golden: $(VENV)/.installed-dev  ## rewrite the golden files; read the diff
+	$(BIN)/python -m pytest --update-golden -m 'golden'
+
+bench-parity: $(VENV)/.installed-dev  ## train one model in five ways and compare
+	$(BIN)/python benchmarks/parity.py
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
