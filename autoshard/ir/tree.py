@@ -1,0 +1,102 @@
+"""The module tree of a graph, indexed: who contains whom, and which parameters stand where.
+
+Ancestry is always asked here and never of the text of FQNs: a shared module stands under several parents, so the tree
+is a directed acyclic graph, and ``layers.1`` is not inside ``encoder`` because of its letters.
+"""
+
+from collections import deque
+
+from autoshard.ir.graph import ModelGraph, ModuleNode, ParamInfo
+
+
+class Tree:
+    """Containment in one graph. Build it with ``Tree.of``; all sets are made once, on first use.
+
+    Attributes:
+        nodes: modules by canonical FQN, in pre-order.
+        params: parameters by key, in the order of the graph.
+        parents: canonical FQNs of all parents by FQN; two or more for a shared module.
+        post_order: FQNs of all modules, children before parents, the root last.
+    """
+
+    __slots__ = ("_above", "_below", "_canonical", "_keys", "nodes", "params", "parents", "post_index", "post_order")
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self.nodes: dict[str, ModuleNode] = {node.fqn: node for node in graph.modules}
+        self.params: dict[str, ParamInfo] = {param.key: param for param in graph.params}
+        parents: dict[str, list[str]] = {fqn: [] for fqn in self.nodes}
+        for node in graph.modules:
+            for child in dict.fromkeys(node.children):
+                parents[child].append(node.fqn)
+        self.parents = {fqn: tuple(found) for fqn, found in parents.items()}
+        self.post_order = _post_order(self.nodes)
+        self.post_index = {fqn: index for index, fqn in enumerate(self.post_order)}
+        self._canonical = {alias: node.fqn for node in graph.modules for alias in (node.fqn, *node.aliases)}
+        self._below: dict[str, frozenset[str]] = {}
+        self._above: dict[str, frozenset[str]] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
+
+    @classmethod
+    def of(cls, graph: ModelGraph) -> "Tree":
+        """The tree of a graph; the trees of the last few graphs are kept, since every analysis asks for one."""
+        for known, tree in _RECENT:
+            if known is graph:
+                return tree
+        tree = cls(graph)
+        _RECENT.append((graph, tree))
+        return tree
+
+    def canonical(self, path: str) -> str | None:
+        """Canonical FQN of a path, ``None`` if no module stands there."""
+        return self._canonical.get(path)
+
+    def below(self, fqn: str) -> frozenset[str]:
+        """The module and everything inside it."""
+        found = self._below.get(fqn)
+        if found is None:
+            found = frozenset((fqn,)).union(*(self.below(child) for child in self.nodes[fqn].children))
+            self._below[fqn] = found
+        return found
+
+    def above(self, fqn: str) -> frozenset[str]:
+        """All modules that contain it by any path, itself left out."""
+        found = self._above.get(fqn)
+        if found is None:
+            parents = self.parents[fqn]
+            found = frozenset(parents).union(*(self.above(parent) for parent in parents))
+            self._above[fqn] = found
+        return found
+
+    def is_inside(self, fqn: str, outer: str) -> bool:
+        """``fqn`` is ``outer`` or stands somewhere inside it."""
+        return fqn == outer or outer in self.above(fqn)
+
+    def keys(self, fqn: str) -> tuple[str, ...]:
+        """Keys of all parameters registered in the module or inside it, each once, own ones first."""
+        found = self._keys.get(fqn)
+        if found is None:
+            node = self.nodes[fqn]
+            unique = dict.fromkeys(node.own_params)
+            for child in node.children:
+                unique.update(dict.fromkeys(self.keys(child)))
+            found = tuple(unique)
+            self._keys[fqn] = found
+        return found
+
+
+_RECENT: deque[tuple[ModelGraph, Tree]] = deque(maxlen=4)
+
+
+def _post_order(nodes: dict[str, ModuleNode]) -> tuple[str, ...]:
+    order: dict[str, None] = {}
+    stack = [("", False)]
+    while stack:
+        fqn, is_done = stack.pop()
+        if fqn in order:
+            continue
+        if is_done:
+            order[fqn] = None
+        else:
+            stack.append((fqn, True))
+            stack += [(child, False) for child in reversed(nodes[fqn].children)]
+    return tuple(order)
