@@ -1,1 +1,267 @@
-"""The stages in order. To be filled."""
+"""The stages in order: capture → analysis → planner → verify → plan.
+
+The first file to read. Every arrow is one frozen value; no stage calls the next one, only this file does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autoshard import __version__
+from autoshard.analysis import Analysis, analyze
+from autoshard.capture import (
+    build_model,
+    capture,
+    capture_tree,
+    find_accelerator,
+    fingerprint_items,
+    load_model_file,
+)
+from autoshard.capture.model_file import ModelFile
+from autoshard.errors import GraphError, RequestError, VerificationError
+from autoshard.ir import ModelGraph
+from autoshard.ir.check import check
+from autoshard.plan import Alternative, Plan, Provenance, fingerprint
+from autoshard.plan.schema import VERSION
+from autoshard.planner import Baseline, Found, baselines, search
+from autoshard.request import Question, Request, resolve
+from autoshard.simulate import StepProfile, Timeline, profile_step, simulate
+from autoshard.verify import verify_plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """A plan and the values from which it was made.
+
+    Attributes:
+        plan: the answer.
+        graph: the captured step.
+        analysis: the facts about it.
+        question: the request with nothing open.
+        timeline: the step under the plan.
+    """
+
+    plan: Plan
+    graph: ModelGraph
+    analysis: Analysis
+    question: Question
+    timeline: Timeline
+
+
+def make_plan(
+    model: "nn.Module",
+    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    entry: str | None = None,
+    request: Request | None = None,
+    *,
+    frontend: str = "trace",
+) -> Plan:
+    """The plan for a model.
+
+    Args:
+        model: on a real device or on meta; it is left as it was.
+        inputs: ``(args, kwargs)`` of one training step, a list of such pairs where the model takes different paths,
+            or a callable of batch and seq that returns a pair.
+        loss: from the outputs to a scalar; without it a scalar is found in the outputs.
+        entry: the method that runs the step, ``forward`` if not given.
+        request: what is asked; all defaults if not given.
+        frontend: ``trace``, or ``tree`` to plan from the module tree alone (the plan is then ``assumed``).
+
+    Raises:
+        RequestError: the request is not a question, or there are no inputs and ``tree`` was not asked for.
+        CaptureError: the step does not run on these inputs.
+        NoLegalUnitError: FSDP2 cannot shard the model.
+        InfeasibleBudgetError: no plan fits.
+
+    Examples:
+        >>> import torch, autoshard
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> request = autoshard.Request(device="cpu", devices=2)
+        >>> plan = autoshard.make_plan(model, inputs=((torch.randn(4, 8),), {}), request=request)
+        >>> plan.units[-1].modules
+        ('',)
+    """
+    return run_pipeline(
+        model, inputs, loss=loss, entry=entry or "forward", request=request or Request(), frontend=frontend
+    ).plan
+
+
+def plan_model_file(
+    spec: str,
+    request: Request,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    entry: str | None = None,
+    frontend: str = "trace",
+    progress: Progress = lambda stage: None,
+) -> PlanResult:
+    """The plan for a model file (``model.py``, ``model.py:factory`` or ``package.module:factory``).
+
+    Args:
+        spec: names the file.
+        request: what is asked.
+        batch: batch size for the file's ``example_inputs``.
+        seq: sequence length for the file's ``example_inputs``.
+        entry: the method that runs the step.
+        frontend: ``trace`` or ``tree``.
+        progress: told the name of each stage as it begins.
+
+    Raises:
+        ModelLoadError: the file does not give a model or inputs.
+        AutoshardError: whatever ``make_plan`` raises.
+    """
+    resolve(request)  # a bad option is told before any work
+    progress(f"loading {spec}")
+    model_file: ModelFile = load_model_file(spec)
+    model = build_model(model_file)
+    inputs = None if frontend == "tree" else model_file.inputs(batch, seq)
+    return run_pipeline(
+        model,
+        inputs,
+        loss=model_file.loss,
+        entry=entry or "forward",
+        request=request,
+        frontend=frontend,
+        progress=progress,
+    )
+
+
+def run_pipeline(
+    model: "nn.Module",
+    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None,
+    *,
+    loss: Callable[[Any], Any] | None,
+    entry: str,
+    request: Request,
+    frontend: str = "trace",
+    progress: Progress = lambda stage: None,
+) -> PlanResult:
+    """All stages in order."""
+    question = resolve(request, find_accelerator())
+
+    progress("capturing one training step")
+    graph = _capture(model, inputs, loss, entry, question, frontend)
+    violations = check(graph)
+    if violations:
+        raise GraphError(violations)
+
+    progress("analysing")
+    analysis = analyze(graph, num_shards=question.num_shards, methods=_methods(request.methods))
+
+    progress("planning")
+    profile = profile_step(graph, question)
+    known = baselines(graph, analysis, question)
+    findings = [verify_plan(base.decisions, graph, analysis) for base in known]
+    reasons = [tuple(f"{d.code} {d.where}" for d in found if d.severity == "error") for found in findings]
+    legal = [base for base, reason in zip(known, reasons, strict=True) if not reason]
+    found = search(graph, analysis, question, profile, legal)
+
+    progress("verifying")
+    broken = tuple(d for d in verify_plan(found.decisions, graph, analysis) if d.severity == "error")
+    if broken:
+        raise VerificationError(broken)
+
+    alternatives = tuple(
+        _alternative(base, reason, graph, question, profile) for base, reason in zip(known, reasons, strict=True)
+    )
+    plan = _assemble(model, graph, analysis, question, found, alternatives)
+    return PlanResult(plan=plan, graph=graph, analysis=analysis, question=question, timeline=found.timeline)
+
+
+def _capture(
+    model: "nn.Module",
+    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None,
+    loss: Callable[[Any], Any] | None,
+    entry: str,
+    question: Question,
+    frontend: str,
+) -> ModelGraph:
+    if frontend == "tree":
+        return capture_tree(model, entry=entry)
+    if frontend != "trace":
+        raise RequestError("frontend", frontend, "trace or tree")
+    if inputs is None:
+        raise RequestError(
+            "inputs",
+            None,
+            "the inputs of one training step: define example_inputs() in the model file, or pass inputs=(args, kwargs); "
+            "frontend=tree plans from the module tree alone and marks the plan as assumed",
+        )
+    return capture(
+        model,
+        inputs,
+        loss=loss,
+        entry=entry,
+        compute_dtype=question.compute_dtype,
+        device_kind=question.profile.kind,
+    )
+
+
+def _methods(named: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for text in named:
+        module, colon, method = text.rpartition(":")
+        if not colon or not method:
+            raise RequestError("method", text, "MODULE:METHOD, such as codec:encode")
+        pairs.append((module, method))
+    return tuple(pairs)
+
+
+def _alternative(
+    base: Baseline, reasons: tuple[str, ...], graph: ModelGraph, question: Question, profile: StepProfile
+) -> Alternative:
+    num_units = len(base.decisions.units)
+    if reasons:
+        return Alternative(name=base.name, verdict="not legal", num_units=num_units, reasons=reasons)
+    timeline = simulate(graph, base.decisions, question, profile)
+    fits = timeline.peak_bytes <= question.allowed_bytes
+    return Alternative(
+        name=base.name,
+        verdict="fits" if fits else "does not fit",
+        num_units=num_units,
+        peak_bytes=timeline.peak_bytes,
+        step_ns=timeline.step_ns,
+    )
+
+
+def _assemble(
+    model: "nn.Module",
+    graph: ModelGraph,
+    analysis: Analysis,
+    question: Question,
+    found: Found,
+    alternatives: tuple[Alternative, ...],
+) -> Plan:
+    import torch
+
+    decisions = found.decisions
+    named = {module for unit in decisions.units for module in unit.modules} | set(decisions.recompute)
+    named |= {method.module for method in decisions.methods}
+    return Plan(
+        **{name: getattr(decisions, name) for name in decisions.__struct_fields__},
+        version=VERSION,
+        fingerprint=fingerprint(fingerprint_items(model), named),
+        soundness="assumed" if graph.frontend == "tree" else "rules",
+        optimal=found.optimal,
+        projection=found.timeline.projection(question),
+        alternatives=alternatives,
+        diagnostics=(*graph.diagnostics, *analysis.space.diagnostics),
+        provenance=Provenance(
+            autoshard=__version__,
+            torch=torch.__version__.partition("+")[0],
+            frontend=graph.frontend,
+            device=question.profile.name,
+            optimizer=question.optimizer,
+            loss=graph.loss,
+            inputs=tuple(f"{info.name}: {info.dtype}{list(info.shape)}" for info in graph.inputs),
+            assumed=question.assumed,
+        ),
+    )

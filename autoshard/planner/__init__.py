@@ -1,1 +1,6 @@
-"""To be filled."""
+"""The only part that decides: the search, and the well-known policies as baselines. Imports no torch."""
+
+from autoshard.planner.baselines import Baseline, baselines
+from autoshard.planner.search import Found, search
+
+__all__ = ["Baseline", "Found", "baselines", "search"]

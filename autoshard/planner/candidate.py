@@ -1,0 +1,78 @@
+"""A candidate: what the search moves, and how it becomes the decisions that a plan states.
+
+A candidate names units by their modules and which of them stay unsharded after forward; the decisions add everything
+that follows from that (order of application, who owns what, precision, what the space has already forced).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autoshard.analysis.ownership import application_order, owners, unit_digest
+from autoshard.analysis.space import LegalSpace
+from autoshard.ir import ModelGraph
+from autoshard.plan.schema import Axis, Decisions, Method, Precision, Unit
+from autoshard.request import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A choice of units.
+
+    Attributes:
+        units: modules of each unit in execution order, the root left out; sorted.
+        kept: the units that stay unsharded from forward to backward (reshard false).
+    """
+
+    units: tuple[tuple[str, ...], ...]
+    kept: frozenset[tuple[str, ...]] = frozenset()
+
+
+def candidate(units: Iterable[tuple[str, ...]], kept: Iterable[tuple[str, ...]] = ()) -> Candidate:
+    """The candidate in canonical form: sorted, each unit once, ``kept`` only of its own units."""
+    distinct = tuple(sorted(set(units)))
+    return Candidate(units=distinct, kept=frozenset(kept) & frozenset(distinct))
+
+
+def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Candidate) -> Decisions:
+    """All that ``apply_plan`` will do for a candidate.
+
+    The root keeps its parameters unless the request says ``reshard=always``: they are needed first in backward, so
+    resharding them would gather them twice in a row.
+    """
+    order = application_order(graph, (*chosen.units, ("",)))
+    owned = owners(graph, order, space.replicated)
+    sizes = {param.key: param.nbytes for param in graph.params}
+    units = []
+    for modules, keys in zip(order, owned, strict=True):
+        dims = {key: space.shard_dims[key] for key in sorted(keys) if key in space.shard_dims}
+        units.append(
+            Unit(
+                modules=modules,
+                reshard=_reshards(space, question, chosen, modules),
+                num_params=len(keys),
+                num_bytes=sum(sizes[key] for key in keys),
+                digest=unit_digest(keys),
+                shard_dims=dims,
+            )
+        )
+    axes = [Axis(name="shard", size=question.num_shards, role="shard")]
+    if question.num_replicas > 1:
+        axes.insert(0, Axis(name="replicate", size=question.num_replicas, role="replicate"))
+    return Decisions(
+        entry=graph.entry,
+        mesh=tuple(axes),
+        precision=Precision(param=question.param_dtype, reduce=question.reduce_dtype),
+        units=tuple(units),
+        methods=tuple(Method(module=module, method=method) for module, method in space.methods),
+        replicated=space.replicated,
+        reduce_unused=space.reduce_unused,
+        rebuilt_buffers=space.rebuilt_buffers,
+    )
+
+
+def _reshards(space: LegalSpace, question: Question, chosen: Candidate, modules: tuple[str, ...]) -> bool:
+    if modules == ("",):
+        return question.reshard == "always" and not space.root_must_keep
+    if question.reshard == "auto":
+        return modules not in chosen.kept
+    return question.reshard == "always"

@@ -1,0 +1,190 @@
+"""The search in its first form: cuts from coarse to fine, the tail grouped, as much kept unsharded as fits.
+
+Every candidate is priced by the same fold (``simulate``). The space searched is a part of the whole one (DESIGN
+section 7), so the answer states a bound and a gap and never claims to be proved unless the bound is met.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autoshard.analysis.space import Analysis
+from autoshard.errors import InfeasibleBudgetError, NoLegalUnitError
+from autoshard.ir import ModelGraph
+from autoshard.plan.schema import Decisions, Optimal
+from autoshard.planner.baselines import Baseline
+from autoshard.planner.candidate import Candidate, candidate, decide
+from autoshard.planner.cut import finer_cuts, first_cut, tail_groups
+from autoshard.planner.remedies import remedies
+from autoshard.request import Question
+from autoshard.simulate import StepProfile, Timeline, simulate
+
+MAX_FINER_CUTS = 32
+"""Finer cuts tried before an allowance is called infeasible; a count, so that the answer is the same everywhere."""
+SPACE = "blocks and large modules as units, finer cuts, tail and neighbour groups, reshard per unit; no recompute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The answer of a search.
+
+    Attributes:
+        decisions: what to apply.
+        timeline: what it costs.
+        optimal: what is known about better plans.
+        num_priced: plans that were priced.
+    """
+
+    decisions: Decisions
+    timeline: Timeline
+    optimal: Optimal
+    num_priced: int
+
+
+class _Prices:
+    """Prices of candidates, each priced once."""
+
+    def __init__(self, graph: ModelGraph, analysis: Analysis, question: Question, profile: StepProfile) -> None:
+        self.graph, self.analysis, self.question, self.profile = graph, analysis, question, profile
+        self.known: dict[Candidate, tuple[Decisions, Timeline]] = {}
+
+    def __call__(self, chosen: Candidate) -> Timeline:
+        if chosen not in self.known:
+            decisions = decide(self.graph, self.analysis.space, self.question, chosen)
+            self.known[chosen] = decisions, simulate(self.graph, decisions, self.question, self.profile)
+        return self.known[chosen][1]
+
+    def fits(self, chosen: Candidate) -> bool:
+        return self(chosen).peak_bytes <= self.question.allowed_bytes
+
+    def rank(self, chosen: Candidate) -> tuple[object, ...]:
+        """Least is best: time, then peak, then fewer units, then names (the objective ``memory`` asks peak first)."""
+        timeline = self(chosen)
+        cost = (timeline.step_ns, timeline.peak_bytes)
+        if self.question.objective == "memory":
+            cost = cost[::-1]
+        return (*cost, len(chosen.units), chosen.units, tuple(sorted(chosen.kept)))
+
+
+def search(
+    graph: ModelGraph,
+    analysis: Analysis,
+    question: Question,
+    profile: StepProfile,
+    legal_baselines: Sequence[Baseline],
+) -> Found:
+    """The fastest plan found that fits, never slower than a legal baseline that fits.
+
+    Raises:
+        NoLegalUnitError: the space forbids every plan.
+        InfeasibleBudgetError: no plan that was tried fits the allowance.
+    """
+    refused = tuple(d for d in analysis.space.diagnostics if d.severity == "error")
+    if refused:
+        raise NoLegalUnitError(refused)
+    prices = _Prices(graph, analysis, question, profile)
+    fitting = [base.candidate for base in legal_baselines if prices.fits(base.candidate)]
+    for cut in _cuts(graph, analysis):
+        variants = [chosen for chosen in _variants(graph, analysis, cut) if prices.fits(chosen)]
+        fitting += variants
+        if variants and question.objective == "time":
+            break
+    if not fitting:
+        smallest = min(prices.known, key=lambda chosen: (prices(chosen).peak_bytes, chosen.units))
+        timeline = prices(smallest)
+        raise InfeasibleBudgetError(
+            question.allowed_bytes,
+            timeline.peak_bytes,
+            timeline.peak_unit,
+            timeline.peak_at,
+            remedies(graph, analysis, question, smallest, timeline),
+        )
+    for chosen in sorted(fitting, key=prices.rank)[:4]:
+        if question.reshard == "auto":
+            fitting += _with_more_kept(analysis, chosen, prices)
+    best = min(fitting, key=prices.rank)
+    decisions, timeline = prices.known[best]
+    return Found(
+        decisions=decisions, timeline=timeline, optimal=_optimal(timeline, profile), num_priced=len(prices.known)
+    )
+
+
+def _cuts(graph: ModelGraph, analysis: Analysis) -> Iterator[frozenset[str]]:
+    cut = first_cut(graph, analysis)
+    yield cut
+    for count, finer in enumerate(finer_cuts(graph, analysis, cut)):
+        if count == MAX_FINER_CUTS:
+            return
+        yield finer
+
+
+def _variants(graph: ModelGraph, analysis: Analysis, cut: frozenset[str]) -> Iterator[Candidate]:
+    """A cut as it is, with its tail grouped, with neighbours grouped, and with the joint sets as list units."""
+    single = tuple((fqn,) for fqn in sorted(cut))
+    shapes = [single]
+    if tail := tail_groups(graph, analysis, cut):
+        shapes.append(tail)
+    for length in (2, 4):
+        shapes += [_grouped(analysis, shape, length) for shape in shapes[:2]]
+    for joint in analysis.space.joint:
+        members = set(joint)
+        shapes += [(*(unit for unit in shape if not members & set(unit)), joint) for shape in shapes[:2]]
+    for shape in dict.fromkeys(shapes):
+        yield candidate(shape)
+        yield candidate(shape, kept=_last(analysis, shape, 1))
+
+
+def _grouped(analysis: Analysis, units: Iterable[tuple[str, ...]], length: int) -> tuple[tuple[str, ...], ...]:
+    """Runs of single, isomorphic, groupable units put together ``length`` at a time."""
+    atoms = {atom.module: atom for atom in analysis.space.atoms}
+    after = dict(analysis.space.groupable)
+    alone = {unit[0] for unit in units if len(unit) == 1}
+    groups: list[tuple[str, ...]] = [unit for unit in units if len(unit) > 1]
+    taken: set[str] = set()
+    for fqn in sorted(alone, key=lambda fqn: atoms[fqn].order):
+        if fqn in taken:
+            continue
+        group = [fqn]
+        while len(group) < length:
+            following = after.get(group[-1])
+            if following is None or following not in alone or following in taken or not atoms[fqn].repeat_class:
+                break
+            if atoms[following].repeat_class != atoms[fqn].repeat_class:
+                break
+            group.append(following)
+        taken.update(group)
+        groups.append(tuple(group))
+    return tuple(groups)
+
+
+def _in_execution_order(analysis: Analysis, units: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    atoms = {atom.module: atom for atom in analysis.space.atoms}
+    rank = {fqn: place for place, fqn in enumerate(analysis.order)}
+    return sorted(units, key=lambda unit: (atoms[unit[-1]].order if unit[-1] in atoms else rank.get(unit[-1], 0), unit))
+
+
+def _last(analysis: Analysis, units: Iterable[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
+    return _in_execution_order(analysis, units)[-count:] if count else []
+
+
+def _with_more_kept(analysis: Analysis, chosen: Candidate, prices: _Prices) -> list[Candidate]:
+    """The candidate with its last k units kept, for the largest k that fits and half of it.
+
+    The peak grows with k, so the largest is found by bisection; the last units in forward are the first in backward,
+    so keeping them holds their bytes for the shortest time.
+    """
+    low, high = 0, len(chosen.units)
+    while low < high:
+        middle = (low + high + 1) // 2
+        more = candidate(chosen.units, _last(analysis, chosen.units, middle))
+        low, high = (middle, high) if prices.fits(more) else (low, middle - 1)
+    tried = [candidate(chosen.units, _last(analysis, chosen.units, count)) for count in {low, low // 2, min(1, low)}]
+    return [more for more in tried if prices.fits(more)]
+
+
+def _optimal(timeline: Timeline, profile: StepProfile) -> Optimal:
+    """The bound: no plan computes less than the captured step does, whatever it communicates."""
+    bound_ns = profile.compute_ns
+    if timeline.step_ns <= bound_ns:
+        return Optimal(status="proved", bound_ns=timeline.step_ns, gap=0.0, space=SPACE)
+    gap = round(timeline.step_ns / bound_ns - 1, 6) if bound_ns else -1.0
+    return Optimal(status="bounded" if bound_ns else "heuristic", bound_ns=bound_ns, gap=gap, space=SPACE)
