@@ -232,3 +232,8 @@ class Plan(Decisions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     alternatives: tuple[Alternative, ...]
     diagnostics: tuple[Diagnostic, ...]
     provenance: Provenance
+
+
+def decisions_of(plan: Plan) -> Decisions:
+    """The part of a plan that ``apply_plan`` does; nothing else of the plan can change what is applied."""
+    return Decisions(**{name: getattr(plan, name) for name in Decisions.__struct_fields__})
