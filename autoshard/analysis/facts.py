@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autoshard.analysis.order import Run, execution_order, runs
-from autoshard.analysis.repeats import repeated_blocks
+from autoshard.analysis.repeats import repeated_blocks, siblings
 from autoshard.analysis.space import Block
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
@@ -20,6 +20,8 @@ class Facts:
         runs: runs of each module, by FQN.
         order: FQNs of the called modules by their first run.
         blocks: runs of isomorphic siblings.
+        shared: FQNs of the modules with parameters that stand under two or more parents.
+        skipped_siblings: for each element of a list of which like elements ran and others did not, the latter.
     """
 
     graph: ModelGraph
@@ -28,6 +30,8 @@ class Facts:
     runs: dict[str, tuple[Run, ...]]
     order: tuple[str, ...]
     blocks: tuple[Block, ...]
+    shared: tuple[str, ...]
+    skipped_siblings: dict[str, tuple[str, ...]]
 
 
 def gather_facts(graph: ModelGraph, num_shards: int) -> Facts:
@@ -35,11 +39,25 @@ def gather_facts(graph: ModelGraph, num_shards: int) -> Facts:
     by_module: dict[str, list[Run]] = {}
     for run in runs(graph):
         by_module.setdefault(run.module, []).append(run)
+    tree = Tree.of(graph)
     return Facts(
         graph=graph,
-        tree=Tree.of(graph),
+        tree=tree,
         num_shards=num_shards,
         runs={fqn: tuple(found) for fqn, found in by_module.items()},
         order=execution_order(graph),
         blocks=repeated_blocks(graph),
+        shared=tuple(fqn for fqn in tree.nodes if len(tree.parents[fqn]) > 1 and tree.keys(fqn)),
+        skipped_siblings=_skipped_siblings(graph),
     )
+
+
+def _skipped_siblings(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
+    tree = Tree.of(graph)
+    found: dict[str, tuple[str, ...]] = {}
+    for (anchor, _), modules in siblings(graph).items():
+        skipped = tuple(fqn for fqn in modules if not tree.nodes[fqn].num_calls)
+        # A parent with a forward names its children one by one: which of them run is written down there.
+        if 0 < len(skipped) < len(modules) and not tree.nodes[anchor].has_forward:
+            found.update(dict.fromkeys(modules, skipped))
+    return found

@@ -97,3 +97,25 @@ def execution_order(graph: ModelGraph) -> tuple[str, ...]:
         return tuple(node.fqn for node in graph.modules if node.num_calls)
     nodes = Tree.of(graph).nodes
     return tuple(dict.fromkeys(run.module for run in runs(graph) if run.module in nodes))
+
+
+def read_positions(graph: ModelGraph) -> tuple[int, ...]:
+    """Positions in the whole step of the forward ops that read a parameter, sorted."""
+    if not graph.regions:
+        return ()
+    own: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, int] = {}
+    for region in graph.regions:
+        found: list[int] = []
+        calls = list(region.calls)
+        skipped = 0
+        for index, op in enumerate((*region.forward, None)):
+            while calls and calls[0].forward == index:
+                inner = calls.pop(0).region
+                found += [index + skipped + position for position in own[inner]]
+                skipped += sizes[inner]
+            if op is not None and op.params:
+                found.append(index + skipped)
+        own[region.name] = tuple(found)
+        sizes[region.name] = len(region.forward) + skipped
+    return own[graph.root.name]

@@ -12,15 +12,25 @@ def repeated_blocks(graph: ModelGraph) -> tuple[Block, ...]:
     modules at the same kind of place in each inner list are siblings.
     """
     tree = Tree.of(graph)
-    groups: dict[tuple[str, str], list[str]] = {}
-    for node in graph.modules:
-        if node.fqn and node.has_forward and node.num_calls and tree.keys(node.fqn):
-            groups.setdefault((_anchor(tree, node.fqn), node.repeat_class), []).append(node.fqn)
-    found = [(repeat_class, tuple(modules)) for (_, repeat_class), modules in groups.items() if len(modules) > 1]
+    found = []
+    for (_, repeat_class), modules in siblings(graph).items():
+        called = tuple(fqn for fqn in modules if tree.nodes[fqn].num_calls)
+        if len(called) > 1:
+            found.append((repeat_class, called))
     members = {module for _, modules in found for module in modules}
     nesting = {modules: len(members & tree.above(modules[0])) for _, modules in found}
     found.sort(key=lambda block: nesting[block[1]])
     return tuple(Block(repeat_class=repeat_class, modules=modules) for repeat_class, modules in found)
+
+
+def siblings(graph: ModelGraph) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Modules with a forward and parameters by (parent whose children are compared, digest), in pre-order."""
+    tree = Tree.of(graph)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in graph.modules:
+        if node.fqn and node.has_forward and tree.keys(node.fqn):
+            groups.setdefault((_anchor(tree, node.fqn), node.repeat_class), []).append(node.fqn)
+    return {key: tuple(modules) for key, modules in groups.items()}
 
 
 def _anchor(tree: Tree, fqn: str) -> str:

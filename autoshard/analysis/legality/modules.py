@@ -1,0 +1,194 @@
+"""Rules about modules: what bars one from being a unit.
+
+A table of small predicates, asked in order; the first that gives a reason bars the module, and its parameters stay with
+the nearest ancestor that may be a unit. Rules that depend on other units (shared modules, dtypes) stand in ``atoms``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoshard.analysis.access import reader, uncovered_reads
+from autoshard.analysis.facts import Facts
+from autoshard.analysis.order import Run
+from autoshard.errors import Diagnostic, Severity
+from autoshard.ir import LOSS
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRule:
+    """One rule about a module that would be a unit.
+
+    Attributes:
+        code: of its diagnostics.
+        severity: of its diagnostics.
+        reason: why the module may not be a unit that owns these parameters, ``None`` if it may.
+        remedy: what to do about it; empty where the plan needs nothing.
+    """
+
+    code: str
+    severity: Severity
+    reason: Callable[[Facts, str, Keys], str | None]
+    remedy: str = ""
+
+
+def _no_forward(facts: Facts, fqn: str, keys: Keys) -> str | None:
+    node = facts.tree.nodes[fqn]
+    return None if node.has_forward else "it has no forward of its own, so it is no unit; the modules in it may be"
+
+
+def _on_demand(facts: Facts, fqn: str, keys: Keys) -> str | None:
+    skipped = facts.skipped_siblings.get(fqn)
+    if not skipped:
+        return None
+    return (
+        f"of its like siblings some ran and some did not ({skipped[0]}): which ones run may differ between ranks, "
+        "so none of them is a unit"
+    )
+
+
+def _tied(facts: Facts, fqn: str, keys: Keys) -> str | None:
+    inside = facts.tree.below(fqn)
+    for key in keys:
+        for holder in facts.tree.params[key].holders:
+            if holder not in inside:
+                return f"its parameter {key} is also registered in {holder or '(root)'}, and a parameter has one owner"
+    return None
+
+
+def _read_outside(facts: Facts, fqn: str, keys: Keys) -> str | None:
+    for key in keys:
+        stacks = uncovered_reads(facts.tree.params[key], (fqn,))
+        if stacks:
+            return f"its parameter {key} is read by {reader(stacks[0])} while this module's forward is not running"
+    return None
+
+
+def _not_called(facts: Facts, fqn: str, keys: Keys) -> str | None:
+    if facts.tree.nodes[fqn].num_calls or is_never_used(facts, fqn):
+        return None
+    return "parts of it run, but its own forward does not, so nothing would unshard it"
+
+
+def is_never_used(facts: Facts, fqn: str) -> bool:
+    """Neither the module nor anything in it runs, and nothing reads a parameter in it."""
+    tree = facts.tree
+    return not any(tree.nodes[inner].num_calls for inner in tree.below(fqn)) and not any(
+        tree.params[key].readers for key in tree.keys(fqn)
+    )
+
+
+def _no_hook(facts: Facts, fqn: str, keys: Keys) -> str | None:
+    for run in facts.runs.get(fqn, ()):
+        reason = hidden_output(run)
+        if reason is not None:
+            return reason
+    return None
+
+
+def hidden_output(run: Run) -> str | None:
+    """Why FSDP2 cannot put its pre-backward hook on a run's result; ``None`` if it can or need not."""
+    span = run.span
+    if span.backward is None:
+        return None
+    kind = span.output_kind
+    name = kind.removeprefix("opaque:")
+    if not span.output_needs_grad:
+        what = f"its result is a {name}" if kind != name else f"its result ({kind}) holds no tensor with a gradient"
+        return f"{what}, in which FSDP2 finds no tensor to hook, but backward passes through it"
+    if kind != name and _bytes_read_later(run) > span.output_bytes:
+        return f"a part of its result is a {name}, in which FSDP2 finds no tensors, and later code uses it"
+    return None
+
+
+def _bytes_read_later(run: Run) -> int:
+    """Bytes of the distinct storages that the run made and that later ops of its region read."""
+    first, end = run.span.forward
+    later = {index for op in run.region.forward[end:] for index in op.inputs}
+    storages = run.region.storages
+    return sum(
+        storages[index].nbytes
+        for index in later
+        if storages[index].born.phase == "forward" and first <= storages[index].born.index < end
+    )
+
+
+MODULE_RULES = (
+    ModuleRule(code="AS201", severity="note", reason=_no_forward),
+    ModuleRule(
+        code="AS218",
+        severity="warning",
+        reason=_on_demand,
+        remedy="nothing if every rank runs the same ones; else see that all example inputs together reach all of them",
+    ),
+    ModuleRule(code="AS205", severity="note", reason=_tied),
+    ModuleRule(
+        code="AS203",
+        severity="note",
+        reason=_read_outside,
+        remedy="nothing; to make it a unit, let it be called, or register the method that reads it with --method",
+    ),
+    ModuleRule(
+        code="AS222",
+        severity="note",
+        reason=_not_called,
+        remedy="nothing; to make it a unit, register the method that runs it with --method",
+    ),
+    ModuleRule(
+        code="AS217",
+        severity="warning",
+        reason=_no_hook,
+        remedy="return a tensor, tuple, list, dict or dataclass of tensors",
+    ),
+)  # fmt: skip
+"""Every rule about a single module, in the order in which they are asked."""
+
+
+def bar(facts: Facts, fqn: str, keys: Keys) -> Diagnostic | None:
+    """The first rule that bars a module from being a unit that owns these parameters."""
+    for rule in MODULE_RULES:
+        reason = rule.reason(facts, fqn, keys)
+        if reason is not None:
+            return Diagnostic(
+                code=rule.code, severity=rule.severity, where=fqn or "(root)", message=reason, remedy=rule.remedy
+            )
+    return None
+
+
+def root_findings(facts: Facts) -> list[Diagnostic]:
+    """What the rules say about the root, which is a unit in every plan."""
+    found = []
+    for run in facts.runs.get("", ()):
+        reason = hidden_output(run)
+        if reason is not None:
+            found.append(
+                Diagnostic(
+                    code="AS217",
+                    severity="error",
+                    where="(root)",
+                    message=reason,
+                    remedy="return a tensor, tuple, list, dict or dataclass of tensors from the root's forward",
+                )
+            )
+    for key in loss_reads(facts):
+        message = "the loss reads it after the root's forward, so the root owns it and stays unsharded until backward"
+        found.append(Diagnostic(code="AS207", severity="note", where=key, message=message))
+    for node in facts.graph.modules:
+        for trait in ("script", "lazy"):
+            if trait in node.traits and (trait == "lazy" or facts.tree.keys(node.fqn)):
+                found.append(_not_hookable(node.fqn, trait))
+    return found
+
+
+def loss_reads(facts: Facts) -> Keys:
+    """Keys of the parameters that code after the root's forward reads."""
+    return tuple(param.key for param in facts.graph.params if any(stack[:1] == (LOSS,) for stack in param.readers))
+
+
+def _not_hookable(fqn: str, trait: str) -> Diagnostic:
+    message, remedy = {
+        "script": ("it is a ScriptModule with parameters, which takes no hooks", "plan the module before torch.jit"),
+        "lazy": ("it is a lazy module without shapes", "run one forward before planning, or give the sizes"),
+    }[trait]
+    return Diagnostic(code="AS202", severity="error", where=fqn or "(root)", message=message, remedy=remedy)

@@ -1,0 +1,204 @@
+"""Rules about single parameters: what FSDP2 cannot shard, and along which dim it should.
+
+A table of small predicates. Each entry looks at one parameter and either says nothing or gives the reason; a test and
+an explanation stand beside each code.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from autoshard.analysis.facts import Facts
+from autoshard.errors import Diagnostic, Severity
+from autoshard.ir import LOSS, ParamInfo
+
+REPLICATED_SEVERITY: Severity = "error"
+"""Severity of AS210. A note, as soon as plans with replicated parameters can be applied."""
+
+SMALL_WASTE_BYTES = 64 * 2**10
+"""Padding of one parameter that is not worth a decision of its own."""
+
+LARGE_WASTE_BYTES = 2**20
+"""Padding of one parameter that is worth a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamRule:
+    """One rule about a parameter.
+
+    Attributes:
+        code: of its diagnostics.
+        severity: of its diagnostics.
+        reason: what is wrong with this parameter, ``None`` if nothing is.
+        remedy: what to do about it.
+    """
+
+    code: str
+    severity: Severity
+    reason: Callable[[ParamInfo, Facts], str | None]
+    remedy: str
+
+
+def is_replicated(param: ParamInfo) -> bool:
+    """FSDP2 cannot shard it because it has no dimension or no element."""
+    return not param.shape or param.numel == 0
+
+
+def _no_dimension_or_element(param: ParamInfo, facts: Facts) -> str | None:
+    if not param.shape:
+        return "it is a scalar (shape ()), which fully_shard refuses"
+    return "it has no elements, which the gradient reduction cannot take" if param.numel == 0 else None
+
+
+def _non_contiguous(param: ParamInfo, facts: Facts) -> str | None:
+    return None if param.contiguous else "its memory is not contiguous, which fully_shard refuses"
+
+
+def _complex(param: ParamInfo, facts: Facts) -> str | None:
+    # Complex parameters work where nothing is cast, which is what a trace in float32 stands for.
+    if not param.dtype.startswith("complex") or not param.requires_grad or facts.graph.compute_dtype == "float32":
+        return None
+    return f"it is complex ({param.dtype}), and its gradient cannot be reduced in a real dtype"
+
+
+def _dtensor(param: ParamInfo, facts: Facts) -> str | None:
+    return "it is a DTensor already" if "dtensor" in param.traits else None
+
+
+def _sparse(param: ParamInfo, facts: Facts) -> str | None:
+    return (
+        "its gradient is sparse (sparse=True), which a reduce-scatter cannot take"
+        if ("sparse-grad" in param.traits)
+        else None
+    )
+
+
+def _shares_storage(param: ParamInfo, facts: Facts) -> str | None:
+    return (
+        "it shares memory with another parameter without being the same object; sharding separates the two"
+        if ("shares-storage" in param.traits)
+        else None
+    )
+
+
+def _written(param: ParamInfo, facts: Facts) -> str | None:
+    return (
+        "forward writes to it; where it is unsharded at that moment the change is lost"
+        if ("written-in-forward" in param.traits)
+        else None
+    )
+
+
+def _outside_root(param: ParamInfo, facts: Facts) -> str | None:
+    for stack in param.readers:
+        if "" not in stack and stack[0] != LOSS:
+            return f"it is read while the root's {facts.graph.entry} is not running (by {stack[0]})"
+    return None
+
+
+PARAM_RULES = (
+    ParamRule(
+        code="AS208",
+        severity="error",
+        reason=_outside_root,
+        remedy="run the step through the root's forward, or name the method that runs it with --entry",
+    ),
+    ParamRule(
+        code="AS210",
+        severity=REPLICATED_SEVERITY,
+        reason=_no_dimension_or_element,
+        remedy="make it a one-element 1-D parameter, such as nn.Parameter(torch.ones(1))",
+    ),
+    ParamRule(
+        code="AS211",
+        severity="error",
+        reason=_non_contiguous,
+        remedy="replace its data by param.data.contiguous() before planning",
+    ),
+    ParamRule(
+        code="AS212",
+        severity="error",
+        reason=_complex,
+        remedy="plan with precision fp32, or store it as two real parameters (torch.view_as_real)",
+    ),
+    ParamRule(
+        code="AS213",
+        severity="error",
+        reason=_dtensor,
+        remedy="plan the model before tensor, expert or pipeline parallelism is applied; mixing is out of scope",
+    ),
+    ParamRule(
+        code="AS214",
+        severity="error",
+        reason=_sparse,
+        remedy="build the embedding with sparse=False",
+    ),
+    ParamRule(
+        code="AS215",
+        severity="warning",
+        reason=_shares_storage,
+        remedy="assign the same nn.Parameter object in both places if they are meant to be tied",
+    ),
+    ParamRule(
+        code="AS216",
+        severity="warning",
+        reason=_written,
+        remedy="move the update out of forward, to after the optimizer step",
+    ),
+)  # fmt: skip
+"""Every rule about a single parameter, in the order of their codes."""
+
+
+def param_findings(facts: Facts) -> Iterator[Diagnostic]:
+    """What the rules say about each parameter."""
+    for param in facts.graph.params:
+        for rule in PARAM_RULES:
+            reason = rule.reason(param, facts)
+            if reason is not None:
+                yield Diagnostic(
+                    code=rule.code, severity=rule.severity, where=param.key, message=reason, remedy=rule.remedy
+                )
+
+
+def padding_bytes(param: ParamInfo, num_shards: int) -> int:
+    """Bytes that the unsharded buffer of a parameter gains by padding dim 0 to a multiple of the shards."""
+    if not param.shape or not param.shape[0]:
+        return 0
+    rows = -(-param.shape[0] // num_shards) * num_shards
+    return param.nbytes // param.shape[0] * (rows - param.shape[0])
+
+
+def divisible_dim(param: ParamInfo, num_shards: int) -> int:
+    """The smallest dim other than 0 that the shards divide; 0 if there is none."""
+    return next((dim for dim, size in enumerate(param.shape) if dim and size and size % num_shards == 0), 0)
+
+
+def choose_shard_dims(facts: Facts) -> tuple[dict[str, int], tuple[Diagnostic, ...]]:
+    """Shard dims of the parameters whose dim 0 is smaller than the number of shards, with notes.
+
+    Sharded along dim 0 such a parameter is padded to one row for each rank: its buffers grow by the number of shards
+    over its rows, and most ranks hold nothing of it.
+    """
+    dims: dict[str, int] = {}
+    notes = []
+    for param in facts.graph.params:
+        waste = padding_bytes(param, facts.num_shards)
+        if is_replicated(param) or param.shape[0] >= facts.num_shards or waste < SMALL_WASTE_BYTES:
+            continue
+        rows = f"{param.shape[0]} rows" if param.shape[0] > 1 else "one row"
+        dim = divisible_dim(param, facts.num_shards)
+        if dim:
+            dims[param.key] = dim
+            message = f"it has {rows} for {facts.num_shards} shards, so it is sharded along dim {dim} instead of 0"
+            notes.append(Diagnostic(code="AS219", severity="note", where=param.key, message=message))
+        elif waste >= LARGE_WASTE_BYTES:
+            message = f"it has {rows} for {facts.num_shards} shards and no other dim that they divide: padded by {waste} bytes"
+            notes.append(
+                Diagnostic(
+                    code="AS220",
+                    severity="note",
+                    where=param.key,
+                    message=message,
+                    remedy=f"shard over at most {param.shape[0]} devices, or give it a dim that the shards divide",
+                )
+            )
+    return dims, tuple(notes)
