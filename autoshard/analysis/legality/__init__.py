@@ -20,11 +20,10 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
 
     Args:
         facts: what is known about the graph.
-        methods: ``(module, method)`` pairs that the user wants registered; the entry is added if it is not forward.
+        methods: ``(module, method)`` pairs that the user wants registered.
     """
     draft = find_atoms(facts)
     shard_dims, notes = choose_shard_dims(facts)
-    entry = (("", facts.graph.entry),) if facts.graph.entry != "forward" else ()
     findings = (*param_findings(facts), *root_findings(facts), *draft.findings, *notes)
     return LegalSpace(
         atoms=_atoms(draft),
@@ -35,7 +34,7 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
         shard_dims=shard_dims,
         root_must_keep=bool(loss_reads(facts)),
         reduce_unused=bool(facts.skipped_siblings),
-        methods=tuple(dict.fromkeys((*entry, *methods))),
+        methods=tuple(dict.fromkeys(methods)),
         diagnostics=condense(findings),
     )
 

@@ -191,7 +191,7 @@ def choose_shard_dims(facts: Facts) -> tuple[dict[str, int], tuple[Diagnostic, .
             message = f"it has {rows} for {facts.num_shards} shards, so it is sharded along dim {dim} instead of 0"
             notes.append(Diagnostic(code="AS219", severity="note", where=param.key, message=message))
         elif waste >= LARGE_WASTE_BYTES:
-            message = f"it has {rows} for {facts.num_shards} shards and no other dim that they divide: padded by {waste} bytes"
+            message = f"it has {rows} for {facts.num_shards} shards, which divide no other dim: padded by {waste} bytes"
             notes.append(
                 Diagnostic(
                     code="AS220",
