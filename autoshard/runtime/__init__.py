@@ -1,1 +1,67 @@
-"""To be filled."""
+"""Plan and model in, sharded model out; and what is measured on it. Needs torch.
+
+``apply_plan`` runs the steps in their order: ``match`` lists every difference before anything changes, ``agree`` makes
+sure that all ranks hold the same, ``mesh`` makes the device mesh, ``apply`` does it, ``confirm`` reads it back.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from autoshard.plan import Decisions, require_supported
+from autoshard.runtime.agree import exchange, failed, report_of, require_agreement
+from autoshard.runtime.apply import apply
+from autoshard.runtime.collectives import record_collectives
+from autoshard.runtime.confirm import confirm
+from autoshard.runtime.match import match, warn_of_size
+from autoshard.runtime.measure import Meter, measure
+from autoshard.runtime.mesh import make_mesh
+
+__all__ = ["Meter", "apply_plan", "measure", "record_collectives"]
+
+
+def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None) -> nn.Module:
+    """Shard a model as a plan says, in place. Every rank calls it, before the first forward and the optimizer.
+
+    The model may be on meta: then materialise and initialise it afterwards (``model.to_empty(device=...)``, then the
+    model's own initialisation or a state dict). Names of parameters and of the state dict stay as they were; the
+    parameters become ``DTensor``.
+
+    Args:
+        model: the model that the plan was made for, not sharded yet.
+        plan: a plan, or the decisions of one, which have no fingerprint to compare.
+        mesh: the mesh to shard over, one axis or two (replicate, shard); ``None`` makes it over the default process
+            group, which has to exist. A plan of one axis may meet a group of another size, with a warning.
+
+    Returns:
+        The same model.
+
+    Raises:
+        PlanFormatError: the plan asks for what this release does not apply. Nothing has been changed.
+        PlanMismatchError: the plan is for another model or mesh; all differences. Nothing has been changed.
+        RankDisagreementError: ranks hold different plans or models; raised on all of them. Nothing has been changed.
+        ApplyError: torch refused, or what was read back is not what was planned; raised on all ranks. The model
+            cannot be used any more.
+
+    Examples:
+        >>> model = apply_plan(build_model(), load_plan("plan.json"))  # doctest: +SKIP
+        >>> optimizer = torch.optim.AdamW(model.parameters())  # doctest: +SKIP
+    """
+    try:
+        require_supported(plan)
+        matched, differences = match(model, plan, mesh)
+        own = report_of(model, plan, differences)
+    except Exception as error:
+        exchange(failed(error), mesh)
+        raise
+    require_agreement(own, exchange(own, mesh))
+    assert matched is not None
+    warn_of_size(plan, matched.num_shards)
+    try:
+        made = make_mesh(model, plan, mesh)
+        apply(model, plan, matched, made)
+        confirm(model, plan, matched, made)
+    except Exception as error:
+        exchange(failed(error), mesh)
+        raise
+    require_agreement(own, exchange(own, mesh))
+    return model
