@@ -15,9 +15,10 @@ class Atom:
 
     Attributes:
         module: FQN; the root is ``""``.
-        parent: FQN of the nearest ancestor that is an atom; the root's parent is ``""``.
+        parent: FQN of the nearest atom that contains every place where it stands; the root's parent is ``""``.
         children: FQNs of the atoms whose parent this is, in execution order.
-        params: keys of all parameters in its subtree.
+        params: keys of all parameters that a unit here could own: those in its subtree, without replicated ones and
+            without those of a shared module that also stands elsewhere.
         residual: keys of the parameters that it owns when all its children atoms are units.
         num_calls: how often it runs in a step; 0 if never.
         order: rank in execution order (first call), parents before children; never-called atoms last.
@@ -46,7 +47,8 @@ class LegalSpace:
         joint: sets of modules, in execution order, that may only be units together as one list unit (tied modules
             that run next to each other).
         groupable: pairs of atoms, consecutive in execution order and called once each, that may share a list unit;
-            longer groups are chains of pairs.
+            longer groups are chains of pairs. Inner pairs come first, so that the last pair with a given member in a
+            given place is the outermost one.
         replicated: keys of parameters that no unit may shard.
         shard_dims: tensor dim other than 0 along which a parameter has to be sharded.
         root_must_keep: the root's parameters are read after its forward, so the root must not reshard.

@@ -8,8 +8,8 @@ from autoshard.analysis.facts import Facts
 from autoshard.analysis.legality.atoms import Draft, find_atoms, outermost
 from autoshard.analysis.legality.findings import condense
 from autoshard.analysis.legality.lists import groupable_pairs, joint_sets
-from autoshard.analysis.legality.modules import loss_reads, root_findings
 from autoshard.analysis.legality.params import choose_shard_dims, param_findings
+from autoshard.analysis.legality.root import hookless_modules, must_keep_root
 from autoshard.analysis.space import Atom, LegalSpace
 
 __all__ = ["legal_space"]
@@ -24,7 +24,8 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
     """
     draft = find_atoms(facts)
     shard_dims, notes = choose_shard_dims(facts)
-    findings = (*param_findings(facts), *root_findings(facts), *draft.findings, *notes)
+    keep = must_keep_root(draft)
+    findings = (*param_findings(facts), *hookless_modules(facts), *draft.findings, *notes)
     return LegalSpace(
         atoms=_atoms(draft),
         required=tuple(fqn for fqn in draft.atoms if fqn in draft.required),
@@ -32,7 +33,7 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
         groupable=groupable_pairs(draft),
         replicated=tuple(key for key in facts.tree.params if key in draft.replicated),
         shard_dims=shard_dims,
-        root_must_keep=bool(loss_reads(facts)),
+        root_must_keep=keep,
         reduce_unused=bool(facts.skipped_siblings),
         methods=tuple(dict.fromkeys(methods)),
         diagnostics=condense(findings),

@@ -31,6 +31,9 @@ def groupable_pairs(draft: Draft) -> tuple[tuple[str, str], ...]:
             is_read_between = bisect_left(reads, run.end) < bisect_left(reads, follower.start)
             if not is_read_between and _may_share(draft, run.module, follower.module):
                 pairs.append((run.module, follower.module))
+    # Inner pairs first: the last pair of a module in either place is the outermost one.
+    depth = {fqn: len(facts.tree.above(fqn)) for fqn in draft.atoms}
+    pairs.sort(key=lambda pair: -(depth[pair[0]] + depth[pair[1]]))
     return tuple(dict.fromkeys(pairs))
 
 

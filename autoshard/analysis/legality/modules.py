@@ -11,7 +11,6 @@ from autoshard.analysis.access import reader, uncovered_reads
 from autoshard.analysis.facts import Facts
 from autoshard.analysis.order import Run
 from autoshard.errors import Diagnostic, Severity
-from autoshard.ir import LOSS
 
 Keys = tuple[str, ...]
 
@@ -154,41 +153,3 @@ def bar(facts: Facts, fqn: str, keys: Keys) -> Diagnostic | None:
                 code=rule.code, severity=rule.severity, where=fqn or "(root)", message=reason, remedy=rule.remedy
             )
     return None
-
-
-def root_findings(facts: Facts) -> list[Diagnostic]:
-    """What the rules say about the root, which is a unit in every plan."""
-    found = []
-    for run in facts.runs.get("", ()):
-        reason = hidden_output(run)
-        if reason is not None:
-            found.append(
-                Diagnostic(
-                    code="AS217",
-                    severity="error",
-                    where="(root)",
-                    message=reason,
-                    remedy="return a tensor, tuple, list, dict or dataclass of tensors from the root's forward",
-                )
-            )
-    for key in loss_reads(facts):
-        message = "the loss reads it after the root's forward, so the root owns it and stays unsharded until backward"
-        found.append(Diagnostic(code="AS207", severity="note", where=key, message=message))
-    for node in facts.graph.modules:
-        for trait in ("script", "lazy"):
-            if trait in node.traits and (trait == "lazy" or facts.tree.keys(node.fqn)):
-                found.append(_not_hookable(node.fqn, trait))
-    return found
-
-
-def loss_reads(facts: Facts) -> Keys:
-    """Keys of the parameters that code after the root's forward reads."""
-    return tuple(param.key for param in facts.graph.params if any(stack[:1] == (LOSS,) for stack in param.readers))
-
-
-def _not_hookable(fqn: str, trait: str) -> Diagnostic:
-    message, remedy = {
-        "script": ("it is a ScriptModule with parameters, which takes no hooks", "plan the module before torch.jit"),
-        "lazy": ("it is a lazy module without shapes", "run one forward before planning, or give the sizes"),
-    }[trait]
-    return Diagnostic(code="AS202", severity="error", where=fqn or "(root)", message=message, remedy=remedy)
