@@ -1,1 +1,36 @@
-"""To be filled."""
+"""One training step of FSDP2 as a fold over events: memory and streams. Imports no torch.
+
+``simulate`` replays a plan; the order of its files is ``profile`` (the step on one device), ``units`` (bytes and times
+of each unit), ``events`` (what FSDP2 does and when), ``fold`` (what that costs), ``timeline`` (the record).
+"""
+
+from autoshard.simulate.events import Event, step_events
+from autoshard.simulate.fold import KINDS, Setup, State, advance, start
+from autoshard.simulate.optimizer import OptimizerSizes, optimizer_sizes
+from autoshard.simulate.profile import StepProfile, profile_step
+from autoshard.simulate.step import expected_collectives, simulate
+from autoshard.simulate.text import format_timeline
+from autoshard.simulate.timeline import Collective, Entry, Timeline
+from autoshard.simulate.units import UnitSizes, unit_sizes
+
+__all__ = [
+    "KINDS",
+    "Collective",
+    "Entry",
+    "Event",
+    "OptimizerSizes",
+    "Setup",
+    "State",
+    "StepProfile",
+    "Timeline",
+    "UnitSizes",
+    "advance",
+    "expected_collectives",
+    "format_timeline",
+    "optimizer_sizes",
+    "profile_step",
+    "simulate",
+    "start",
+    "step_events",
+    "unit_sizes",
+]

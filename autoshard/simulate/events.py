@@ -1,0 +1,374 @@
+"""The events of one step: FSDP2's hooks, replayed over a plan, say what is gathered, freed and reduced, and when.
+
+This is the logic of FSDP2 without bytes or time: the state machine of each parameter group and where its hooks run.
+The names in comments are those of ``torch/distributed/fsdp/_fully_shard`` (torch 2.13). The fold adds bytes and time.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autoshard.errors import RequestError
+from autoshard.ir import ModelGraph
+from autoshard.plan import Decisions
+from autoshard.simulate.profile import GradientMoment, ModuleRun, StepProfile
+from autoshard.simulate.units import Reduction, UnitSizes
+
+Phase = Literal["forward", "backward", "optimizer"]
+Kind = Literal[
+    "hook",
+    "gather",
+    "copy out",
+    "compute",
+    "reshard",
+    "flush",
+    "release",
+    "reduce",
+    "average",
+    "settle",
+    "finish",
+    "optimizer",
+    "zero grad",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happens in the step.
+
+    Attributes:
+        kind: ``hook`` (host work of a unit's hooks), ``gather`` (an all-gather is issued), ``copy out`` (it is waited
+            for and copied into the unsharded parameters), ``compute`` (ops run), ``reshard`` (unsharded parameters are
+            freed), ``flush`` (the last all-gather buffer of forward is freed), ``release`` (the oldest reduce-scatter
+            input is waited for and freed), ``reduce`` (gradients are copied and a reduce-scatter is issued),
+            ``average`` (the gradient of a replicated parameter is averaged), ``settle`` (what a unit still holds at the
+            end of backward is freed), ``finish`` (compute waits for all reductions), ``optimizer``, ``zero grad``.
+        phase: of the step.
+        unit: index of the unit, -1 for none.
+        start: first position (``compute``: first op).
+        stop: past-the-end op of ``compute``; otherwise the same as ``start``.
+        reduction: what is reduced (``reduce``, and ``reshard`` just before it).
+        gradients: gradients that appear during ``compute``: (op, unit or -1 for a replicated parameter, key).
+        key: the replicated parameter of ``average``.
+        is_deferred: the all-gather's buffer outlives the copy-out (forward), until the next copy-out is done.
+        drops_gather: ``settle`` frees an all-gather that nobody waited for, not an all-reduce's buffer.
+        is_accumulated: ``reduce`` adds to gradient shards that are there already.
+        is_unsharded: ``reshard`` finds unsharded parameters (else it only makes gradients of zeros).
+    """
+
+    kind: Kind
+    phase: Phase
+    unit: int = -1
+    start: int
+    stop: int
+    reduction: Reduction | None = None
+    gradients: tuple[tuple[int, int, str], ...] = ()
+    key: str = ""
+    is_deferred: bool = False
+    drops_gather: bool = False
+    is_accumulated: bool = False
+    is_unsharded: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """What FSDP2 remembers of a unit during a step (``FSDPParamGroup`` and ``FSDPState``)."""
+
+    index: int
+    sizes: UnitSizes
+    to_run: set[str] = field(default_factory=set)
+    training: str = "idle"
+    is_unsharded: bool = False
+    is_pending: bool = False
+    was_gathered: bool = False
+    places: list[int] = field(default_factory=list)
+    entered: ModuleRun | None = None
+    waiting: list[GradientMoment] = field(default_factory=list)
+    reduced: set[str] = field(default_factory=set)
+    holds_reduced: Reduction | None = None
+
+    @property
+    def has_params(self) -> bool:
+        return bool(self.sizes.keys)
+
+
+def step_events(
+    graph: ModelGraph, decisions: Decisions, units: Sequence[UnitSizes], profile: StepProfile
+) -> tuple[Event, ...]:
+    """The events of one training step, in order.
+
+    Args:
+        graph: the model.
+        decisions: the plan.
+        units: sizes of its units, in its order.
+        profile: of the graph.
+
+    Raises:
+        RequestError: the plan recomputes modules, or has no root unit, or its root does not run.
+    """
+    if decisions.recompute:
+        raise RequestError(
+            "recompute", ", ".join(decisions.recompute), "no recompute: its memory and time cannot be projected yet"
+        )
+    if not decisions.units or decisions.units[-1].modules != ("",):
+        raise RequestError("units", decisions.units[-1:], "the root as the last unit")
+    if "" not in profile.runs:
+        raise RequestError("entry", decisions.entry, "a method that runs the root under FSDP2's hooks")
+    return tuple(_Replay(graph, decisions, units, profile).run())
+
+
+class _Replay:
+    """One pass over the hooks in the order in which they run."""
+
+    def __init__(
+        self, graph: ModelGraph, decisions: Decisions, units: Sequence[UnitSizes], profile: StepProfile
+    ) -> None:
+        self.profile, self.decisions = profile, decisions
+        self.groups = [_Group(index=index, sizes=sizes) for index, sizes in enumerate(units)]
+        self.root = self.groups[-1]
+        self.of_module = {module: group for group in self.groups for module in group.sizes.modules}
+        self.states = self._all_states(graph)
+        self.order: list[_Group] = []
+        self.backward_hooks: list[tuple[tuple[int, int, int], bool, _Group]] = []
+        self.num_inputs_alive = 0
+        self.is_reducing = False
+        self.position = 0
+        self.num_born = 0
+        self.phase: Phase = "forward"
+        self.owner = {key: group for group in self.groups for key in group.sizes.keys}
+        self.births = self._births()
+
+    def _all_states(self, graph: ModelGraph) -> list[_Group]:
+        """``all_states``: pre-order of the tree by the first member, each unit once."""
+        found = (self.of_module[node.fqn] for node in graph.modules if node.fqn in self.of_module)
+        return list({group.index: group for group in found}.values())
+
+    def _births(self) -> list[tuple[int, int, str]]:
+        births = []
+        for moment in self.profile.gradients:
+            group = self.owner.get(moment.key)
+            if group is not None:
+                group.waiting.append(moment)
+            births.append((moment.born, -1 if group is None else group.index, moment.key))
+        return births
+
+    def run(self) -> Iterator[Event]:
+        yield from self._forward()
+        self.phase = "backward"
+        yield from self._backward()
+        self.phase = "optimizer"
+        yield self._event("optimizer")
+        yield self._event("zero grad")
+
+    # -- forward
+
+    def _forward(self) -> Iterator[Event]:
+        for at, is_entry, run, module in self._forward_hooks():
+            yield from self._compute(at)
+            if is_entry:
+                yield from self._pre_forward(module, run)
+            else:
+                yield from self._post_forward(module, run)
+        yield from self._compute(self.profile.num_forward)
+
+    def _forward_hooks(self) -> Iterator[tuple[int, bool, ModuleRun, str]]:
+        """(position, is it an entry, run, module), nested as the calls were."""
+        runs = [(run, module) for module in self.of_module for run in self.profile.runs.get(module, ())]
+        stack: list[tuple[ModuleRun, str]] = []
+        for run, module in sorted(runs, key=lambda item: item[0].rank):
+            while stack and not _is_inside(run, stack[-1][0]):
+                done, name = stack.pop()
+                yield done.forward[1], False, done, name
+            yield run.forward[0], True, run, module
+            stack.append((run, module))
+        while stack:
+            done, name = stack.pop()
+            yield done.forward[1], False, done, name
+
+    def _pre_forward(self, module: str, run: ModuleRun) -> Iterator[Event]:
+        group = self.of_module[module]
+        if not group.to_run:
+            group.to_run = set(group.sizes.modules)
+        is_first = group.training != "forward"
+        group.training = "forward"
+        if is_first:
+            group.entered = run
+        if not group.has_params:
+            return
+        yield self._event("hook", group)
+        yield from self._gather(group)
+        yield from self._wait(group, is_deferred=True)
+        if is_first and run.inputs_need_grad and run.backward is not None:
+            # ``RegisterPostBackwardFunction``: at one position the ends of inner modules come first.
+            self.backward_hooks.append(((run.backward[1], 0, -run.rank), False, group))
+
+    def _post_forward(self, module: str, run: ModuleRun) -> Iterator[Event]:
+        group = self.of_module[module]
+        if module in group.to_run:
+            group.to_run.discard(module)
+            if not group.to_run:
+                yield from self._complete_forward(group, run)
+        if group is self.root:
+            for state in reversed(self.states):
+                # ``_force_complete_incomplete_states``: its hook stands on the root's output.
+                if state is not group and state.to_run:
+                    yield from self._complete_forward(state, run)
+                    state.to_run.clear()
+            yield self._event("flush", group)
+
+    def _complete_forward(self, group: _Group, run: ModuleRun) -> Iterator[Event]:
+        group.training = "idle"
+        if run.output_needs_grad and run.backward is not None:
+            # At one position the hook of the inner module was registered first on the same tensor.
+            self.backward_hooks.append(((run.backward[0], 1, -run.rank), True, group))
+        if not group.has_params:
+            return
+        if group.sizes.reshard:
+            yield from self._reshard(group)
+        group.places.append(len(self.order))
+        self.order.append(group)
+
+    # -- backward
+
+    def _backward(self) -> Iterator[Event]:
+        for (at, _, _), is_entry, group in sorted(self.backward_hooks, key=lambda hook: hook[0]):
+            yield from self._compute(at)
+            if is_entry:
+                yield from self._pre_backward(group)
+            elif group.has_params:
+                yield from self._post_backward(group)
+        yield from self._compute(self.profile.num_ops)
+        yield from self._final_callback()
+
+    def _pre_backward(self, group: _Group) -> Iterator[Event]:
+        if not group.has_params or group.training == "pre-backward":
+            return
+        group.training = "pre-backward"
+        yield self._event("hook", group)
+        yield from self._gather(group)
+        yield from self._wait(group, is_deferred=False)
+        if group.places:
+            place = group.places.pop()
+            if place > 0:
+                yield from self._gather(self.order[place - 1])
+
+    def _post_backward(self, group: _Group) -> Iterator[Event]:
+        group.training = "post-backward"
+        keys = {moment.key for moment in group.waiting if moment.complete < self.position}
+        group.waiting = [moment for moment in group.waiting if moment.key not in keys]
+        unused: set[str] = set()
+        if self.decisions.reduce_unused:
+            unused = {gradient.key for gradient in group.sizes.gradients} - keys
+        reduction = group.sizes.reduction(keys, unused) if group.was_gathered else None
+        yield from self._reshard(group, reduction)
+        if self.num_inputs_alive:
+            yield self._event("release", group)
+            self.num_inputs_alive -= 1
+        if reduction is None:
+            return
+        yield from self._settle(group)
+        yield self._event("reduce", group, reduction=reduction, is_accumulated=keys | unused <= group.reduced)
+        group.reduced |= keys | unused
+        self.num_inputs_alive += 1
+        self.is_reducing = True
+        if self.decisions.num_devices > self.decisions.num_shards and reduction.is_cast:
+            group.holds_reduced = reduction
+
+    def _settle(self, group: _Group) -> Iterator[Event]:
+        """``_all_reduce_state = None``: the buffer of the unit's last all-reduce is freed."""
+        if group.holds_reduced is not None:
+            yield self._event("settle", group, reduction=group.holds_reduced)
+            group.holds_reduced = None
+
+    def _final_callback(self) -> Iterator[Event]:
+        """``_root_post_backward_final_callback``: what is left, unit by unit; each waits for all reductions so far."""
+        for group in self.states:
+            if not group.has_params:
+                continue
+            if group.training != "post-backward":
+                yield from self._post_backward(group)
+            if self.is_reducing:
+                yield self._event("finish", group)
+                self.is_reducing = False
+            yield from self._settle(group)
+            if group.is_pending:
+                # A prefetch that nobody waited for.
+                yield self._event("settle", group, drops_gather=True)
+                group.is_pending = False
+        for _ in range(self.num_inputs_alive):
+            yield self._event("release", self.root)
+        self.num_inputs_alive = 0
+
+    # -- both
+
+    def _gather(self, group: _Group) -> Iterator[Event]:
+        if not group.has_params or group.is_pending or group.is_unsharded:
+            return
+        group.is_pending = True
+        yield self._event("gather", group)
+
+    def _wait(self, group: _Group, is_deferred: bool) -> Iterator[Event]:
+        if not group.is_pending:
+            return
+        group.is_pending, group.is_unsharded, group.was_gathered = False, True, True
+        yield self._event("copy out", group, is_deferred=is_deferred)
+
+    def _reshard(self, group: _Group, reduction: Reduction | None = None) -> Iterator[Event]:
+        if group.is_unsharded or reduction is not None:
+            yield self._event("reshard", group, reduction=reduction, is_unsharded=group.is_unsharded)
+            group.is_unsharded = False
+
+    def _compute(self, until: int) -> Iterator[Event]:
+        """Ops up to a position, cut where the gradient of a replicated parameter is complete."""
+        for moment in self._averaged(until):
+            yield from self._ops(moment.complete + 1)
+            yield self._event("average", key=moment.key)
+        yield from self._ops(until)
+
+    def _averaged(self, until: int) -> Iterable[GradientMoment]:
+        if not self.decisions.replicated:
+            return ()
+        moments = [moment for moment in self.profile.gradients if moment.key not in self.owner]
+        return sorted(
+            (moment for moment in moments if self.position <= moment.complete < until),
+            key=lambda moment: (moment.complete, moment.key),
+        )
+
+    def _ops(self, until: int) -> Iterator[Event]:
+        if until <= self.position:
+            return
+        first = self.num_born
+        while self.num_born < len(self.births) and self.births[self.num_born][0] < until:
+            self.num_born += 1
+        born = tuple(self.births[first : self.num_born])
+        start, self.position = self.position, until
+        yield Event(kind="compute", phase=self.phase, start=start, stop=until, gradients=born)
+
+    def _event(
+        self,
+        kind: Kind,
+        group: _Group | None = None,
+        reduction: Reduction | None = None,
+        key: str = "",
+        is_deferred: bool = False,
+        drops_gather: bool = False,
+        is_accumulated: bool = False,
+        is_unsharded: bool = True,
+    ) -> Event:
+        return Event(
+            kind=kind,
+            phase=self.phase,
+            unit=-1 if group is None else group.index,
+            start=self.position,
+            stop=self.position,
+            reduction=reduction,
+            key=key,
+            is_deferred=is_deferred,
+            drops_gather=drops_gather,
+            is_accumulated=is_accumulated,
+            is_unsharded=is_unsharded,
+        )
+
+
+def _is_inside(run: ModuleRun, outer: ModuleRun) -> bool:
+    return run.forward[0] < outer.forward[1]

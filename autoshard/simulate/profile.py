@@ -1,0 +1,189 @@
+"""What a step does on one device, whatever is sharded: activations and time along its ops, gradients, hook points.
+
+Made once for a graph and a device and passed to every replay. The ops are numbered through, forward then backward;
+position ``p`` lies between the ops ``p - 1`` and ``p``. The whole gradients of parameters are not part of the curve:
+under FSDP2 they are freed when they are reduced, so the fold makes them itself from the moments noted here.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import accumulate
+
+from autoshard.cost import op_ns, rates
+from autoshard.errors import GraphError
+from autoshard.ir import CALLER, LOSS, ModelGraph, Moment, OpNode
+from autoshard.request import DTYPE_BYTES, Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientMoment:
+    """When a parameter's whole gradient appears.
+
+    Attributes:
+        key: the parameter.
+        born: op that allocates it.
+        complete: last op that writes to it; only then autograd hands it to the parameter.
+    """
+
+    key: str
+    born: int
+    complete: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRun:
+    """One run of a module's hooked forward, as positions.
+
+    Attributes:
+        rank: place among all runs: by start, outer before inner.
+        forward: first and past-the-end position.
+        backward: the same for its backward ops; ``None`` if it has none.
+        inputs_need_grad: FSDP2 can hook its inputs.
+        output_needs_grad: FSDP2 can hook its output.
+    """
+
+    rank: int
+    forward: tuple[int, int]
+    backward: tuple[int, int] | None
+    inputs_need_grad: bool
+    output_needs_grad: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProfile:
+    """A step on one device without any sharding.
+
+    Attributes:
+        num_forward: forward ops; backward ops are numbered after them.
+        during: bytes of activations alive during each op.
+        between: bytes of activations alive at each position.
+        elapsed_ns: device time of all ops before each position.
+        launched: kernels launched before each position.
+        labels: module and target of each op, for people.
+        gradients: when gradients appear, in the order of ``born``.
+        runs: by module FQN, in the order of their start.
+        input_bytes: the example inputs.
+        buffer_bytes: the model's buffers.
+        launch_ns: host time of one kernel.
+    """
+
+    num_forward: int
+    during: tuple[int, ...]
+    between: tuple[int, ...]
+    elapsed_ns: tuple[int, ...]
+    launched: tuple[int, ...]
+    labels: tuple[tuple[str, str], ...]
+    gradients: tuple[GradientMoment, ...]
+    runs: dict[str, tuple[ModuleRun, ...]]
+    input_bytes: int
+    buffer_bytes: int
+    launch_ns: int
+
+    @property
+    def num_ops(self) -> int:
+        """Ops of the whole step."""
+        return len(self.during)
+
+    @property
+    def compute_ns(self) -> int:
+        """Device time of all ops: no plan computes less."""
+        return self.elapsed_ns[-1]
+
+
+def profile_step(graph: ModelGraph, question: Question) -> StepProfile:
+    """Profile of a graph on the question's device.
+
+    Raises:
+        GraphError: the graph has no step (it was made from the module tree alone), or calls regions.
+    """
+    if not graph.regions:
+        raise GraphError(("a graph without ops (frontend tree) has no step to simulate",))
+    root = graph.root
+    if root.calls:
+        raise GraphError((f"the root region calls {len(root.calls)} regions; the profile reads flat regions",))
+    num_forward = len(root.forward)
+    ops = (*root.forward, *root.backward)
+    reached = rates(question.profile, graph.compute_dtype)
+    during, between, gradients = _storages(graph, num_forward, ops)
+    runs: dict[str, list[ModuleRun]] = defaultdict(list)
+    for rank, span in enumerate(root.spans):
+        backward = None
+        if span.backward is not None and span.backward[0] < span.backward[1]:
+            backward = (num_forward + span.backward[0], num_forward + span.backward[1])
+        runs[span.module].append(
+            ModuleRun(
+                rank=rank,
+                forward=span.forward,
+                backward=backward,
+                inputs_need_grad=span.inputs_need_grad,
+                output_needs_grad=span.output_needs_grad,
+            )
+        )
+    return StepProfile(
+        num_forward=num_forward,
+        during=during,
+        between=between,
+        elapsed_ns=(0, *accumulate(op_ns(op, reached) for op in ops)),
+        launched=(0, *accumulate(0 if op.is_view else 1 for op in ops)),
+        labels=tuple(("the loss" if op.module == LOSS else op.module or "(root)", op.target) for op in ops),
+        gradients=gradients,
+        runs={module: tuple(found) for module, found in runs.items()},
+        input_bytes=_input_bytes(graph),
+        buffer_bytes=sum(buffer.nbytes for buffer in graph.buffers),
+        launch_ns=reached.launch_ns,
+    )
+
+
+def _storages(
+    graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[GradientMoment, ...]]:
+    root, num_ops = graph.root, len(ops)
+    born, gone, crossing = ([0] * (num_ops + 2) for _ in range(3))
+    kept: dict[str, tuple[int, int]] = {}
+    for index, storage in enumerate(root.storages):
+        if storage.kind in ("input", "buffer"):
+            continue
+        first = _op_index(storage.born, num_forward, 0)
+        last = _op_index(storage.dies, num_forward, num_ops)
+        # A gradient that autograd adds to another one dies in the region: it is a temporary like any other.
+        if storage.kind == "gradient" and storage.dies == CALLER and storage.param not in kept:
+            kept[storage.param] = first, index
+            continue
+        born[first] += storage.nbytes
+        gone[last + 1] += storage.nbytes
+        if last > first:
+            crossing[first + 1] += storage.nbytes
+            crossing[last + 1] -= storage.nbytes
+    during = accumulate(new - old for new, old in zip(born[:num_ops], gone[:num_ops], strict=True))
+    written = _last_writes(graph, num_forward)
+    gradients = [
+        GradientMoment(key=key, born=first, complete=max(first, written.get(index, first)))
+        for key, (first, index) in kept.items()
+    ]
+    gradients.sort(key=lambda moment: (moment.born, moment.key))
+    return tuple(during), tuple(accumulate(crossing[: num_ops + 1])), tuple(gradients)
+
+
+def _last_writes(graph: ModelGraph, num_forward: int) -> dict[int, int]:
+    return {
+        storage: num_forward + index
+        for index, op in enumerate(graph.root.backward)
+        for storage in op.outputs
+        if op.bytes_written
+    }
+
+
+def _op_index(moment: Moment, num_forward: int, at_caller: int) -> int:
+    if moment.phase == "caller":
+        return at_caller
+    return moment.index + (num_forward if moment.phase == "backward" else 0)
+
+
+def _input_bytes(graph: ModelGraph) -> int:
+    total = 0
+    for tensor in graph.inputs:
+        numel = 1
+        for size in tensor.shape:
+            numel *= size
+        total += numel * DTYPE_BYTES[tensor.dtype]
+    return total

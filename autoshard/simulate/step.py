@@ -1,0 +1,81 @@
+"""Replay one training step of FSDP2 under a plan: graph and decisions in, timeline out."""
+
+from autoshard.cost import Group, rates
+from autoshard.errors import RequestError
+from autoshard.ir import ModelGraph
+from autoshard.ir.tree import Tree
+from autoshard.plan import Decisions
+from autoshard.request import DTYPE_BYTES, Question
+from autoshard.simulate.events import step_events
+from autoshard.simulate.fold import Setup, advance, start
+from autoshard.simulate.optimizer import optimizer_sizes
+from autoshard.simulate.profile import StepProfile, profile_step
+from autoshard.simulate.timeline import Collective, Entry, Timeline
+from autoshard.simulate.units import Links, compute_dtype, unit_sizes
+
+
+def simulate(
+    graph: ModelGraph, decisions: Decisions, question: Question, profile: StepProfile | None = None
+) -> Timeline:
+    """One training step, a later one: optimizer state exists and gradients were set to ``None`` before.
+
+    Args:
+        graph: the captured step, in the compute dtype of the plan.
+        decisions: the plan; its mesh and precision count, not those of the question.
+        question: for the device and the optimizer.
+        profile: ``profile_step(graph, question)``, if it was made already.
+
+    Raises:
+        RequestError: the plan asks for what cannot be projected (recompute, offload, a mesh of other axes).
+        GraphError: the graph has no step.
+    """
+    if profile is None:
+        profile = profile_step(graph, question)
+    setup = _setup(graph, decisions, question, profile)
+    first = state = start(setup)
+    entries = []
+    for event in step_events(graph, decisions, setup.units, profile):
+        state = advance(setup, state, event)
+        entries.append(Entry(event=event, state=state))
+    dtypes = {param.key: param.dtype for param in graph.params if param.key in set(decisions.replicated)}
+    return Timeline(setup=setup, start=first, entries=tuple(entries), dtypes=dtypes)
+
+
+def expected_collectives(
+    graph: ModelGraph, decisions: Decisions, question: Question, profile: StepProfile | None = None
+) -> tuple[Collective, ...]:
+    """The collectives that a step under the plan issues, in order. Raises as ``simulate`` does."""
+    return tuple(simulate(graph, decisions, question, profile).collectives())
+
+
+def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile: StepProfile) -> Setup:
+    if decisions.offload != "none":
+        raise RequestError("offload", decisions.offload, "none: offloading cannot be projected")
+    roles = tuple(axis.role for axis in decisions.mesh)
+    if roles not in (("shard",), ("replicate", "shard")):
+        raise RequestError("mesh", " x ".join(roles), "one shard axis, or a replicate axis and a shard axis")
+    device = question.profile
+    num_shards, num_replicas = decisions.num_shards, decisions.num_devices // decisions.num_shards
+    shard = Group.of(device, num_shards)
+    replicate = Group.of(device, num_replicas, stride=num_shards)
+    reached = rates(device, graph.compute_dtype)
+    units = unit_sizes(graph, decisions, Links(shard=shard, replicate=replicate, rates=reached))
+    tree = Tree.of(graph)
+    left_out = frozenset(decisions.replicated)
+    gradient_bytes = {gradient.key: gradient.unsharded_bytes for unit in units for gradient in unit.gradients}
+    gradient_bytes |= {key: tree.params[key].nbytes for key in decisions.replicated}
+    owned = [key for unit in units for key in unit.keys]
+    for param in graph.params:
+        if param.key not in gradient_bytes:
+            dtype = compute_dtype(param, decisions.precision)
+            gradient_bytes[param.key] = param.numel * DTYPE_BYTES[dtype]
+    return Setup(
+        profile=profile,
+        units=units,
+        gradient_bytes=gradient_bytes,
+        replicated_bytes=sum(tree.params[key].nbytes for key in left_out),
+        mesh_groups=(shard,) if len(roles) == 1 else (replicate, shard),
+        num_replicas=num_replicas,
+        optimizer=optimizer_sizes(question.optimizer, tree, owned, decisions, device.kind, reached),
+        unit_host_ns=device.unit_host_ns,
+    )

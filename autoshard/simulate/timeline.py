@@ -1,0 +1,186 @@
+"""The recorded fold: what is alive and how late each stream is after every event of a step, and sums over it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from autoshard.plan import Projection
+from autoshard.request import Question
+from autoshard.simulate.events import Event
+from autoshard.simulate.fold import KINDS, Setup, State
+
+NOT_MODELLED = (
+    "scratch memory that kernels allocate for themselves",
+    "fragmentation and rounding of the allocator (see headroom)",
+    "whatever runs between backward and the optimizer's step, such as gradient clipping",
+    "the copy of shards into an all-gather, and skew between ranks",
+)
+"""What the figures leave out."""
+
+_WHAT = {
+    "gather": "all-gather buffer",
+    "copy out": "copy-out of the all-gather",
+    "reshard": "gradients of zeros for unused parameters",
+    "reduce": "reduce-scatter input",
+    "optimizer": "temporaries of the step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One event and the device after it.
+
+    Attributes:
+        event: what happened.
+        state: the device after it; ``high`` is the most that was alive during it.
+    """
+
+    event: Event
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of the step.
+
+    Attributes:
+        kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
+        unit: name of the unit, or key of the replicated parameter.
+        phase: ``forward`` or ``backward``.
+        num_bytes: its large buffer: the all-gather's output, the reduce-scatter's input, the all-reduce's buffer.
+        dtype: of the buffer.
+    """
+
+    kind: str
+    unit: str
+    phase: str
+    num_bytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One training step under a plan, event by event.
+
+    Attributes:
+        setup: what stays the same over the step.
+        start: the device before the step.
+        entries: the events in order.
+        dtypes: dtype of each replicated parameter's gradient, by key.
+    """
+
+    setup: Setup
+    start: State
+    entries: tuple[Entry, ...]
+    dtypes: dict[str, str]
+
+    @cached_property
+    def _peak(self) -> Entry:
+        return max(self.entries, key=lambda entry: entry.state.high)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is alive at once over the step."""
+        return self._peak.state.high
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """What the peak is made of, kinds without bytes left out."""
+        return {kind: size for kind, size in zip(KINDS, self._peak.state.high_live, strict=True) if size}
+
+    @property
+    def peak_unit(self) -> str:
+        """Name of the unit at whose event the peak stands, of the module whose op it is, or of the optimizer."""
+        entry = self._peak
+        if entry.event.kind == "compute" and entry.state.high_op >= 0:
+            return self.setup.profile.labels[entry.state.high_op][0]
+        return self.unit_name(entry.event) or entry.event.phase
+
+    @property
+    def peak_at(self) -> str:
+        """Where the peak stands: phase, unit or module, and what happens there."""
+        return self.describe(self._peak)
+
+    @property
+    def steady_bytes(self) -> int:
+        """Alive between steps: parameters, optimizer state and buffers, without the inputs."""
+        return sum(self.start.live) - self.start.live[KINDS.index("inputs")]
+
+    @property
+    def step_ns(self) -> int:
+        """Time of the step."""
+        return max(self.entries[-1].state.compute_ns, self.entries[-1].state.host_ns)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Part of it in which compute waits for communication."""
+        return self.entries[-1].state.exposed_ns
+
+    def phase_peak_bytes(self, phase: str) -> int:
+        """The most that is alive at once during ``forward``, ``backward`` or ``optimizer``."""
+        return max(entry.state.high for entry in self.entries if entry.event.phase == phase)
+
+    def phase_end_bytes(self, phase: str) -> int:
+        """What is alive after the last event of a phase."""
+        return sum([entry for entry in self.entries if entry.event.phase == phase][-1].state.live)
+
+    def unit_name(self, event: Event) -> str:
+        """Name of an event's unit, empty if it has none."""
+        return self.setup.units[event.unit].name if event.unit >= 0 else ""
+
+    def describe(self, entry: Entry) -> str:
+        """Phase, unit and what happens at an entry, for people."""
+        event, state = entry.event, entry.state
+        if event.kind == "compute":
+            module, target = self.setup.profile.labels[state.high_op if state.high_op >= 0 else event.start]
+            return f"{event.phase}, {module}: {target}"
+        what = _WHAT.get(event.kind, event.kind)
+        name = self.unit_name(event)
+        return f"{event.phase}, unit {name}: {what}" if name else f"{event.phase}: {what}"
+
+    def collectives(self) -> Iterator[Collective]:
+        """The collectives of the step in the order in which they are issued."""
+        for entry in self.entries:
+            event = entry.event
+            unit = self.setup.units[event.unit] if event.unit >= 0 else None
+            if event.kind == "gather" and unit is not None and unit.buffer_bytes:
+                yield _collective("all_gather", unit.name, event, unit.buffer_bytes, unit.gather_dtype)
+            elif event.kind == "reduce" and unit is not None and event.reduction is not None:
+                reduction = event.reduction
+                if unit.num_shards > 1:
+                    yield _collective("reduce_scatter", unit.name, event, reduction.input_bytes, reduction.dtype)
+                if self.setup.num_replicas > 1:
+                    yield _collective("all_reduce", unit.name, event, reduction.output_bytes, reduction.dtype)
+            elif event.kind == "average":
+                for _ in self.setup.mesh_groups:
+                    num_bytes, dtype = self.setup.gradient_bytes[event.key], self.dtypes[event.key]
+                    yield _collective("all_reduce", event.key, event, num_bytes, dtype)
+
+    def projection(self, question: Question) -> Projection:
+        """What the plan says of its costs."""
+        found = tuple(self.collectives())
+        count = {kind: 0 for kind in ("all_gather", "reduce_scatter", "all_reduce")}
+        size = dict(count)
+        for collective in found:
+            count[collective.kind] += 1
+            size[collective.kind] += collective.num_bytes
+        return Projection(
+            allowed_bytes=question.allowed_bytes,
+            peak_bytes=self.peak_bytes,
+            steady_bytes=self.steady_bytes,
+            by_kind=self.by_kind,
+            peak_at=self.peak_at,
+            step_ns=self.step_ns,
+            exposed_ns=self.exposed_ns,
+            num_all_gathers=count["all_gather"],
+            num_reduce_scatters=count["reduce_scatter"],
+            num_all_reduces=count["all_reduce"],
+            all_gather_bytes=size["all_gather"],
+            reduce_scatter_bytes=size["reduce_scatter"],
+            all_reduce_bytes=size["all_reduce"],
+            not_modelled=NOT_MODELLED,
+        )
+
+
+def _collective(kind: str, unit: str, event: Event, num_bytes: int, dtype: str) -> Collective:
+    return Collective(kind=kind, unit=unit, phase=event.phase, num_bytes=num_bytes, dtype=dtype)
