@@ -47,9 +47,10 @@ class Mod:
     """A module object; put the same one under two parents to share it.
 
     ``body`` is what its forward does, in order: ``"own"`` runs one op on its own parameters, ``"read KEY"`` runs one op
-    on the parameter with that FQN (from the root), any other text calls the module at that path below this module
-    (``"/PATH"`` from the root). Without ``body``: call every child in order (looking through those without forward,
-    leaving out those with ``called=False``), then ``own`` if it has parameters or no children.
+    on the parameter with that FQN (from the root), ``"peek PATH"`` one op on the parameters of the module at that path
+    below this one, any other text calls the module at that path below this one (``"/PATH"`` from the root). Without
+    ``body``: call every child in order (looking through those without forward, leaving out those with
+    ``called=False``), then ``own`` if it has parameters or no children.
     """
 
     name: str
@@ -235,6 +236,9 @@ class _Builder:
                 self._op(fqn, stack, list(module.params.values()), module.act, module.saved, module.temp)
             elif step.startswith("read "):
                 self._op(fqn, stack, [self.by_key[step.removeprefix("read ")]], module.act)
+            elif step.startswith("peek "):
+                peeked = self.by_path[_join(self.names[id(module)][0], step.removeprefix("peek "))]
+                self._op(fqn, stack, list(peeked.params.values()), module.act)
             elif step.startswith("/"):
                 self._call(self.by_path[step[1:]], stack)
             else:

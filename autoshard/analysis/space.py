@@ -47,7 +47,8 @@ class LegalSpace:
         joint: sets of modules, in execution order, that may only be units together as one list unit (tied modules
             that run next to each other).
         groupable: pairs of atoms, consecutive in execution order and called once each, that may share a list unit;
-            longer groups are chains of pairs. Inner pairs come first, so that the last pair with a given member in a
+            longer groups are chains of pairs. Two groups of which each contains a member of the other cannot be
+            ordered, and so not both be chosen. Inner pairs come first, so that the last pair with a given member in a
             given place is the outermost one.
         replicated: keys of parameters that no unit may shard.
         shard_dims: tensor dim other than 0 along which a parameter has to be sharded.

@@ -74,9 +74,18 @@ def joint_sets(draft: Draft) -> tuple[tuple[str, ...], ...]:
         if len(param.holders) < 2 or param.key in draft.replicated:
             continue
         members = _members(draft, param.key)
-        if members and not any(set(members) & set(other) for other in found):
+        if members and not any(_conflict(draft.facts, members, other) for other in found):
             found.append(members)
     return tuple(found)
+
+
+def _conflict(facts: Facts, members: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """The two lists name one module, or each contains a member of the other, so that neither can be applied first."""
+    if set(members) & set(others):
+        return True
+    inner = any(facts.tree.is_inside(one, other) for one in members for other in others)
+    outer = any(facts.tree.is_inside(other, one) for one in members for other in others)
+    return inner and outer
 
 
 def _members(draft: Draft, key: str) -> tuple[str, ...]:
