@@ -1,1 +1,5 @@
-"""To be filled."""
+"""Capture: torch in, ir out. The one stage that runs the user's code."""
+
+from autoshard.capture.graph import capture
+
+__all__ = ["capture"]

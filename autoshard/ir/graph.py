@@ -198,6 +198,8 @@ class ModuleSpan:
         output_is_view: some tensor of its result is a view of another tensor.
         input_bytes: bytes of the distinct storages of the tensors in its arguments.
         output_bytes: bytes of the distinct storages of the tensors in its result.
+        escapes: a tensor that requires grad was made inside and used after the run, but FSDP2 does not find it in
+            the result (it left in an object of its own, or was stored somewhere).
     """
 
     module: str
@@ -209,6 +211,7 @@ class ModuleSpan:
     output_is_view: bool = False
     input_bytes: int = 0
     output_bytes: int = 0
+    escapes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

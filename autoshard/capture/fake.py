@@ -1,0 +1,138 @@
+"""A model's tensors swapped for fake ones while a step is traced, and everything put back afterwards.
+
+Fake tensors have shapes, dtypes, strides and storages with sizes, but no data. All of them claim the device ``cpu``,
+whatever the target is: fake tensors of another device abort the process on a build of torch without that device. What
+depends on the device (attention kernels) is corrected elsewhere.
+
+The model is left exactly as it was: each module's attributes, and the contents of the lists, dicts and sets among
+them, are noted before the trace and restored after it, also when the trace fails.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from autoshard.capture.tree import ModuleTree
+
+CPU = torch.device("cpu")
+MAX_CONTAINER_DEPTH = 4
+
+
+def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> FakeTensor:
+    """A fake cpu tensor of the same layout; floating point ones get ``dtype`` if it is given."""
+    is_cast = dtype is not None and tensor.is_floating_point()
+    if tensor.layout is torch.strided:
+        meta = torch.empty_strided(
+            tuple(tensor.shape), tensor.stride(), dtype=dtype if is_cast else tensor.dtype, device="meta"
+        )
+    else:
+        meta = tensor.detach().to("meta")
+    return FakeTensor(mode, meta, CPU)
+
+
+class FakeModel:
+    """Context in which a model's parameters, buffers and tensor attributes are fake.
+
+    Attributes:
+        params: the fake twin of each parameter, by key.
+        buffers: the fake twins of buffers and of tensor attributes, each with its original.
+    """
+
+    def __init__(self, tree: ModuleTree, mode: FakeTensorMode, dtype: torch.dtype | None) -> None:
+        self._tree, self._mode, self._dtype = tree, mode, dtype
+        self._twins: dict[int, torch.Tensor] = {}
+        self._originals: list[torch.Tensor] = []  # keeps the ids in _twins valid
+        self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._contents: dict[int, tuple[Any, Any]] = {}
+        self.params: dict[str, nn.Parameter] = {}
+        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> "FakeModel":
+        modules = [entry.module for entry in self._tree.modules.values()]
+        for module in modules:
+            self._attributes.append((module, dict(module.__dict__)))
+            for value in module.__dict__.values():
+                self._note_contents(value, 0)
+        try:
+            for key, entry in self._tree.params.items():
+                self.params[key] = self._param_twin(entry.param)
+            for module in modules:
+                self._swap(module)
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _note_contents(self, value: Any, depth: int) -> None:
+        """Remember what a container holds, so that it can be filled again as it was."""
+        if not isinstance(value, list | dict | set) or id(value) in self._contents or depth > MAX_CONTAINER_DEPTH:
+            return
+        self._contents[id(value)] = (value, value.copy())
+        if not isinstance(value, set):
+            for part in value.values() if isinstance(value, dict) else value:
+                self._note_contents(part, depth + 1)
+
+    def _restore(self) -> None:
+        for module, attributes in self._attributes:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+        for container, contents in self._contents.values():
+            container.clear()
+            if isinstance(container, list):
+                container.extend(contents)
+            else:
+                container.update(contents)
+
+    def _param_twin(self, param: nn.Parameter) -> nn.Parameter:
+        twin = nn.Parameter(fake_tensor(self._mode, param, self._dtype), requires_grad=param.requires_grad)
+        twin.__dict__.update(param.__dict__)
+        self._remember(param, twin)
+        return twin
+
+    def _remember(self, original: torch.Tensor, twin: torch.Tensor) -> None:
+        self._twins[id(original)] = twin
+        self._originals.append(original)
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        twin = self._twins.get(id(tensor))
+        if twin is None:
+            twin = fake_tensor(self._mode, tensor)
+            self._remember(tensor, twin)
+            self.buffers.append((twin, tensor))
+        return twin
+
+    def _swap(self, module: nn.Module) -> None:
+        for group in (module._parameters, module._buffers):
+            for name, tensor in group.items():
+                if tensor is not None:
+                    group[name] = self._twin(tensor)
+        for name, value in list(module.__dict__.items()):
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            if any(isinstance(part, torch.Tensor) for part in _parts(value)):
+                module.__dict__[name] = self._swapped(value)
+
+    def _swapped(self, value: Any) -> Any:
+        """``value`` with the tensors directly in it exchanged: a new container, the original is not touched."""
+        if isinstance(value, torch.Tensor):
+            return self._twin(value)
+        if isinstance(value, dict):
+            return type(value)((key, self._swapped(part)) for key, part in value.items())
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return type(value)(self._swapped(part) for part in value)
+        return value
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if type(value) in (list, tuple):
+        yield from value
+    elif type(value) is dict:
+        yield from value.values()
+    else:
+        yield value

@@ -1,0 +1,304 @@
+"""``capture``: a model and example inputs in, a ``ModelGraph`` out.
+
+Where the model takes different paths, each pair of inputs is traced. The ops and storages are those of the first
+pair; readers, gradients and traits are united over the pairs and the number of calls is the greatest, since those are
+what legality asks for.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoshard.capture.inputs import Pair, input_infos, read_pairs
+from autoshard.capture.step import Traced, trace_step
+from autoshard.capture.structure import repeat_classes
+from autoshard.capture.tree import (
+    ModuleTree,
+    buffer_infos,
+    dtype_name,
+    has_forward,
+    is_dtensor,
+    is_lazy,
+    static_traits,
+)
+from autoshard.errors import CaptureError, Diagnostic, RequestError
+from autoshard.ir import ModelGraph, ModuleNode, ParamInfo
+
+COMPUTE_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+"""Dtypes that a step can be traced in; ``float32`` leaves everything as it is stored."""
+
+SHOWN = 5
+"""Names that a diagnostic lists before it says how many more there are."""
+
+
+def capture(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    entry: str = "forward",
+    compute_dtype: str = "float32",
+    device_kind: str = "cpu",
+) -> ModelGraph:
+    """Run one training step of a model on fake tensors and describe it.
+
+    The model may be real or on the meta device; nothing is computed with its values and it is left exactly as it was.
+
+    Args:
+        model: the root module.
+        inputs: ``(args, kwargs)``, a list of such pairs where the model takes different paths, or a function that
+            returns either.
+        loss: function of the outputs that gives one scalar; ``None`` looks for one.
+        entry: name of the root's method that runs the step.
+        compute_dtype: dtype of floating point parameters and inputs; ``float32`` means as stored.
+        device_kind: kind of the device that the step is for, ``cuda`` or ``cpu``.
+
+    Raises:
+        RequestError: an argument is not a question that can be asked.
+        CaptureError: the step fails.
+    """
+    if compute_dtype not in COMPUTE_DTYPES:
+        raise RequestError("compute_dtype", compute_dtype, "one of " + ", ".join(COMPUTE_DTYPES))
+    if device_kind not in ("cuda", "cpu"):
+        raise RequestError("device_kind", device_kind, "cuda or cpu")
+    tree = read_tree(model, entry)
+    pairs = read_pairs(inputs)
+    diagnostics: list[Diagnostic] = []
+    traced = []
+    dtype = COMPUTE_DTYPES[compute_dtype]
+    for pair in pairs:
+        one, dtype = _trace(model, tree, pair, loss, entry, dtype, device_kind, diagnostics)
+        traced.append(one)
+    if dtype is None and COMPUTE_DTYPES[compute_dtype] is not None and len(traced) > 1:
+        # A later pair needed the stored dtypes: all pairs are traced alike.
+        traced = [_trace(model, tree, pair, loss, entry, None, device_kind, [])[0] for pair in pairs]
+    diagnostics += _assumptions(traced)
+    diagnostics += _paths(traced, tree)
+    return ModelGraph(
+        frontend="trace",
+        entry=entry,
+        loss=traced[0].loss,
+        compute_dtype="float32" if dtype is None else compute_dtype,
+        inputs=input_infos(pairs[0]),
+        modules=_modules(tree, traced),
+        params=_params(tree, traced),
+        buffers=buffer_infos(tree),
+        regions=(traced[0].region,),
+        diagnostics=tuple(diagnostics),
+    )
+
+
+def read_tree(model: nn.Module, entry: str) -> ModuleTree:
+    """The tree of a model that can be captured.
+
+    Raises:
+        RequestError: ``model`` is no module, or has no such method.
+        CaptureError: a module does not know its shapes yet.
+    """
+    if not isinstance(model, nn.Module):
+        raise RequestError("model", type(model).__name__, "a torch.nn.Module")
+    if not callable(getattr(model, entry, None)):
+        raise RequestError("entry", entry, f"the name of a method of {type(model).__name__}")
+    tree = ModuleTree(model)
+    for fqn, module in tree.modules.items():
+        if is_lazy(module.module):
+            raise CaptureError(
+                fqn or "(root)",
+                f"{type(module.module).__name__} does not know the shapes of its parameters yet",
+                "run one forward on a small batch before planning, or give the sizes when constructing it",
+            )
+    return tree
+
+
+def _trace(
+    model: nn.Module,
+    tree: ModuleTree,
+    pair: Pair,
+    loss: Callable[[Any], Any] | None,
+    entry: str,
+    dtype: torch.dtype | None,
+    device_kind: str,
+    diagnostics: list[Diagnostic],
+) -> tuple[Traced, torch.dtype | None]:
+    """One step in ``dtype``, or in the stored dtypes if the model does not run in ``dtype``."""
+    options: dict[str, Any] = {"loss": loss, "entry": entry, "device_kind": device_kind}
+    try:
+        return trace_step(model, tree, pair, dtype=dtype, **options), dtype
+    except CaptureError as error:
+        if dtype is None or not _is_about_dtypes(error.reason):
+            raise
+        traced = trace_step(model, tree, pair, dtype=None, **options)
+        diagnostics.append(
+            Diagnostic(
+                code="AS101",
+                severity="warning",
+                where=error.fqn,
+                message=f"the step does not run with parameters cast to {dtype_name(dtype)} ({error.reason}); it was "
+                "captured in the stored dtypes, so the projected activations are too large",
+                remedy="cast the buffer or activation that meets the parameter, or ask for precision fp32",
+            )
+        )
+        return traced, None
+
+
+def _is_about_dtypes(reason: str) -> bool:
+    return any(word in reason.lower() for word in ("dtype", "scalar type", "bfloat16", "half", "float16"))
+
+
+def _assumptions(traced: Iterable[Traced]) -> list[Diagnostic]:
+    """One warning for each op in each module that had to be answered without data."""
+    found = dict.fromkeys(assumed for one in traced for assumed in one.assumed)
+    return [
+        Diagnostic(
+            code="AS102",
+            severity="warning",
+            where=module or "(root)",
+            message=f"the result of {op} depends on data that a captured step does not have; assumed: {what}",
+            remedy="if the assumption is far off, the projected memory and time of this module are; "
+            "plan with real data-dependent sizes by passing them in as example inputs",
+        )
+        for module, op, what in found
+    ]
+
+
+def _paths(traced: list[Traced], tree: ModuleTree) -> list[Diagnostic]:
+    """A note on modules that only some of the inputs run, outermost ones only."""
+    if len(traced) < 2:
+        return []
+    everywhere = set.intersection(*(set(one.num_calls) for one in traced))
+    somewhere = set.union(*(set(one.num_calls) for one in traced))
+    partial = [fqn for fqn in tree.modules if fqn in somewhere and fqn not in everywhere]
+    outer = [fqn for fqn in partial if not _has_ancestor(fqn, set(partial), tree)]
+    if not outer:
+        return []
+    more = f" and {len(outer) - SHOWN} more" if len(outer) > SHOWN else ""
+    return [
+        Diagnostic(
+            code="AS103",
+            severity="note",
+            where=outer[0],
+            message=f"only some of the {len(traced)} example inputs run {', '.join(outer[:SHOWN])}{more}; "
+            "the projection is that of the first",
+            remedy="list the pair of inputs with the largest step first",
+        )
+    ]
+
+
+def _has_ancestor(fqn: str, among: set[str], tree: ModuleTree) -> bool:
+    while fqn:
+        fqn = tree.modules[fqn].parent
+        if fqn in among:
+            return True
+    return False
+
+
+def _modules(tree: ModuleTree, traced: list[Traced]) -> tuple[ModuleNode, ...]:
+    return module_nodes(
+        tree,
+        {fqn: max(one.num_calls.get(fqn, 0) for one in traced) for fqn in tree.modules},
+        {fqn: set().union(*(one.traits.get(fqn, ()) for one in traced)) for fqn in tree.modules},
+    )
+
+
+def module_nodes(
+    tree: ModuleTree, num_calls: dict[str, int], traits: dict[str, set[str]] | None = None
+) -> tuple[ModuleNode, ...]:
+    """The modules as the IR lists them.
+
+    Args:
+        tree: the model's tree.
+        num_calls: hooked forwards by FQN.
+        traits: traits that a trace found, by FQN, beside those that the classes tell.
+    """
+    digests = repeat_classes(tree)
+    return tuple(
+        ModuleNode(
+            fqn=fqn,
+            aliases=tuple(entry.aliases),
+            class_name=f"{type(entry.module).__module__}.{type(entry.module).__qualname__}",
+            parent=entry.parent,
+            children=tuple(entry.children),
+            own_params=tuple(entry.params),
+            own_buffers=tuple(entry.buffers),
+            has_forward=has_forward(entry.module),
+            num_calls=num_calls.get(fqn, 0),
+            repeat_class=digests[fqn],
+            traits=tuple(sorted(static_traits(entry.module) | (traits or {}).get(fqn, set()))),
+        )
+        for fqn, entry in tree.modules.items()
+    )
+
+
+def _params(tree: ModuleTree, traced: list[Traced]) -> tuple[ParamInfo, ...]:
+    return param_infos(
+        tree,
+        readers={
+            key: tuple(dict.fromkeys(stack for one in traced for stack in one.readers.get(key, ())))
+            for key in tree.params
+        },
+        trained=frozenset().union(*(one.trained for one in traced)),
+        traits={
+            "sparse-grad": frozenset().union(*(one.sparse for one in traced)),
+            "written-in-forward": frozenset().union(*(one.written for one in traced)),
+        },
+    )
+
+
+def param_infos(
+    tree: ModuleTree,
+    *,
+    readers: dict[str, tuple[tuple[str, ...], ...]],
+    trained: frozenset[str],
+    traits: dict[str, frozenset[str]] | None = None,
+) -> tuple[ParamInfo, ...]:
+    """The parameters as the IR lists them.
+
+    Args:
+        tree: the model's tree.
+        readers: stacks by key.
+        trained: keys of those that get a gradient.
+        traits: keys by trait that a trace found, beside what the parameter itself tells.
+    """
+    storages: dict[int, list[str]] = {}
+    for key, entry in tree.params.items():
+        if not is_dtensor(entry.param) and entry.param.layout is torch.strided and entry.param.numel():
+            storages.setdefault(entry.param.untyped_storage()._cdata, []).append(key)
+    found = {
+        "dtensor": {key for key, entry in tree.params.items() if is_dtensor(entry.param)},
+        "complex": {key for key, entry in tree.params.items() if entry.param.is_complex()},
+        "sparse-grad": _sparse_tables(tree),
+        "shares-storage": {key for keys in storages.values() if len(keys) > 1 for key in keys},
+        "written-in-forward": set(),
+    }
+    for trait, keys in (traits or {}).items():
+        found[trait] |= keys
+    return tuple(
+        ParamInfo(
+            key=key,
+            aliases=tuple(entry.aliases),
+            shape=tuple(entry.param.shape),
+            dtype=dtype_name(entry.param.dtype),
+            nbytes=entry.param.numel() * entry.param.element_size(),
+            requires_grad=entry.param.requires_grad,
+            contiguous=entry.param.is_contiguous(),
+            holders=tuple(entry.holders),
+            readers=readers.get(key, ()),
+            gets_grad=key in trained,
+            traits=tuple(sorted(trait for trait, keys in found.items() if key in keys)),
+        )
+        for key, entry in tree.params.items()
+    )
+
+
+def _sparse_tables(tree: ModuleTree) -> set[str]:
+    """Keys of the tables whose gradient is sparse."""
+    return {
+        tree.key_of[id(entry.module.weight)]
+        for entry in tree.modules.values()
+        if isinstance(entry.module, nn.Embedding | nn.EmbeddingBag)
+        and entry.module.sparse
+        and id(entry.module.weight) in tree.key_of
+    }

@@ -1,0 +1,253 @@
+"""Which module is running, now and in the step's past.
+
+Every call of a module goes through ``nn.Module._call_impl``; while a step is traced that one function is wrapped, so
+that each call of a module of the tree is a *span*. (Global module hooks would do but for one thing: they do not see
+keyword arguments.) A ``child.forward(x)`` does not go through it and fires no hooks, rightly.
+
+Backward ops find their span by autograd's sequence numbers: a node gets the next number when it is made, so the
+numbers noted at each begin and end of a span tell which span made a node. Code that runs again during backward
+(``torch.utils.checkpoint``) takes up the spans of its first run.
+"""
+
+import bisect
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from autoshard.capture.containers import kind_of, opaque_part, visible_tensors
+from autoshard.capture.storages import StorageLog
+from autoshard.capture.tree import ModuleTree
+
+NO_SEQUENCE = 1 << 63
+"""Nodes that accumulate gradients have numbers from here on."""
+
+
+class Span:
+    """One run of a module's hooked forward; positions are filled in while the step goes on."""
+
+    __slots__ = (
+        "backward_end", "backward_start", "escapes", "forward_end", "forward_start", "input_bytes", "inputs_need_grad",
+        "is_open", "module", "opaque", "output_bytes", "output_is_view", "output_kind", "output_needs_grad",
+        "outputs", "parent",
+    )  # fmt: skip
+
+    def __init__(self, module: str, parent: "Span | None", start: int) -> None:
+        self.module, self.parent = module, parent
+        self.forward_start = self.forward_end = start
+        self.backward_start: int | None = None
+        self.backward_end = 0
+        self.is_open = True
+        self.escapes = False
+        self.inputs_need_grad = self.output_needs_grad = self.output_is_view = False
+        self.output_kind, self.opaque = "none", ""
+        self.input_bytes = self.output_bytes = 0
+        self.outputs: set[int] = set()
+
+    def stack(self) -> tuple[str, ...]:
+        """FQNs of the modules whose forward is running, outermost first."""
+        above = self.parent.stack() if self.parent else ()
+        return (*above, self.module)
+
+    def touch_backward(self, index: int) -> None:
+        """Note that the backward op at ``index`` belongs to this run."""
+        self.backward_start = index if self.backward_start is None else min(index, self.backward_start)
+        self.backward_end = max(index + 1, self.backward_end)
+
+
+class Checkpointed:
+    """One checkpointed function: the spans of its first run, and where it was called."""
+
+    def __init__(self, caller: "Span | None") -> None:
+        self.caller = caller
+        self.spans: list[Span] = []
+
+
+class ModuleStack:
+    """The stack of running modules and the record of all spans.
+
+    Attributes:
+        frames: spans that are open now, outermost first.
+        spans: all spans in the order of their start.
+        num_calls: runs by module, without those that compute again.
+        recomputed: FQNs of the modules that run again during backward, the outermost of each run.
+        failed: the innermost module that an exception left, and that exception.
+    """
+
+    def __init__(self, tree: ModuleTree, log: StorageLog) -> None:
+        self._tree, self._log = tree, log
+        self.frames: list[Span] = []
+        self.spans: list[Span] = []
+        self.num_calls: Counter[str] = Counter()
+        self.recomputed: set[str] = set()
+        self.failed: tuple[BaseException | None, str] = (None, "")
+        self._by_module: dict[str, list[Span]] = defaultdict(list)
+        self._numbers: list[int] = [0]
+        self._number_spans: list[Span | None] = [None]
+        self._recording: list[Checkpointed] = []
+        self._replaying: list[Iterator[Span]] = []
+        self._is_entry = False
+
+    @property
+    def current(self) -> Span | None:
+        """The innermost open span."""
+        return self.frames[-1] if self.frames else None
+
+    @property
+    def is_recomputing(self) -> bool:
+        """Forward code runs although the step is in its backward."""
+        return self._log.phase == "backward" and bool(self.frames or self._replaying)
+
+    def span_of(self, number: int) -> Span | None:
+        """The span that was running when the autograd node of that number was made."""
+        return self._number_spans[bisect.bisect_right(self._numbers, number) - 1]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Modules of the tree are followed, and so are checkpointed functions."""
+        original = nn.Module._call_impl
+        stack = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            fqn = stack._tree.fqn_of.get(id(module))
+            if fqn is None or (stack._is_entry and not fqn):
+                return original(module, *args, **kwargs)
+            return stack._run(fqn, lambda *a, **k: original(module, *a, **k), args, kwargs)
+
+        with (
+            mock.patch.object(nn.Module, "_call_impl", call),
+            mock.patch.object(
+                torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", self._checkpoint_generator()
+            ),
+            mock.patch.object(torch.utils.checkpoint, "CheckpointFunction", self._checkpoint_function()),
+        ):
+            yield
+
+    def run_entry(self, method: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a method of the root that is not ``forward``, as a hooked forward of the root."""
+        self._is_entry = True
+        try:
+            return self._run("", method, args, kwargs)
+        finally:
+            self._is_entry = False
+
+    def _run(self, fqn: str, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        again = self._log.phase == "backward"
+        span = self._taken_up(fqn) if again else self._begin(fqn, args, kwargs)
+        if span is None:  # first seen in backward: no forward to take up
+            return function(*args, **kwargs)
+        self.frames.append(span)
+        self._mark()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            if self.failed[0] is not error:
+                self.failed = (error, fqn)
+            raise
+        finally:
+            self.frames.pop()
+            self._mark()
+            if not again:
+                span.is_open = False
+                span.forward_end = len(self._log.forward)
+        if not again:
+            self._note_result(span, result)
+        return result
+
+    def _begin(self, fqn: str, args: tuple, kwargs: dict[str, Any]) -> Span:
+        span = Span(fqn, self.current, len(self._log.forward))
+        self.spans.append(span)
+        self._by_module[fqn].append(span)
+        for checkpointed in self._recording:
+            checkpointed.spans.append(span)
+        self.num_calls[fqn] += 1
+        given = visible_tensors((args, kwargs))
+        span.inputs_need_grad = any(tensor.requires_grad for tensor in given)
+        span.input_bytes = self._log.bytes_of(given)
+        return span
+
+    def _note_result(self, span: Span, result: Any) -> None:
+        tensors = visible_tensors(result)
+        span.output_kind, span.opaque = kind_of(result), opaque_part(result)
+        span.output_needs_grad = any(tensor.requires_grad for tensor in tensors)
+        span.output_is_view = any(tensor._is_view() for tensor in tensors)
+        span.output_bytes = self._log.bytes_of(tensors)
+        span.outputs = self._log.known(tensors)
+
+    def _taken_up(self, fqn: str) -> Span | None:
+        if not self.frames and not self._replaying:  # an implementation of recomputation that is not torch's
+            self.recomputed.add(fqn)
+        if self._replaying:
+            for span in self._replaying[-1]:
+                if span.module == fqn:
+                    return span
+        spans = self._by_module[fqn]
+        return spans[-1] if spans else None
+
+    def _mark(self) -> None:
+        number, span = torch.autograd._get_sequence_nr(), self.current
+        if self._numbers[-1] == number:
+            self._number_spans[-1] = span
+        else:
+            self._numbers.append(number)
+            self._number_spans.append(span)
+
+    def _checkpoint_generator(self) -> Callable:
+        original = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+
+        def generator(function: Callable, *args: Any, **kwargs: Any) -> Iterator[None]:
+            checkpointed = Checkpointed(self.current)
+            self._recording.append(checkpointed)
+            try:
+                yield from original(self._again(function, checkpointed), *args, **kwargs)
+            finally:
+                self._recording.remove(checkpointed)
+
+        return generator
+
+    def _checkpoint_function(self) -> type:
+        original, stack = torch.utils.checkpoint.CheckpointFunction, self
+
+        class Watched(original):  # type: ignore[misc, valid-type]
+            @classmethod
+            def apply(cls, function: Callable, *args: Any) -> Any:
+                checkpointed = Checkpointed(stack.current)
+                again = stack._again(function, checkpointed)
+                runs = itertools.count()
+
+                def run(*inputs: Any) -> Any:
+                    if next(runs):
+                        return again(*inputs)
+                    stack._recording.append(checkpointed)
+                    try:
+                        return function(*inputs)
+                    finally:
+                        stack._recording.remove(checkpointed)
+
+                return original.apply(run, *args)
+
+        return Watched
+
+    def _again(self, function: Callable, checkpointed: Checkpointed) -> Callable:
+        """``function`` as it runs in backward: inside the module that called it, taking up the spans of its first run."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            frames, self.frames = self.frames, [] if checkpointed.caller is None else [checkpointed.caller]
+            self._replaying.append(iter(checkpointed.spans))
+            top = [span.module for span in checkpointed.spans if span.parent is checkpointed.caller]
+            self.recomputed.update(top or ([checkpointed.caller.module] if checkpointed.caller else []))
+            self._mark()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._replaying.pop()
+                self.frames = frames
+                self._mark()
+
+        return run

@@ -1,0 +1,256 @@
+"""One training step on fake tensors: forward, loss, backward.
+
+The model keeps its own mode: what the user has put into evaluation mode stays there as long as the root trains. The
+outputs are let go after the loss, as trainers do, so that only what autograd saved lives on.
+"""
+
+import gc
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autoshard.capture.attention import TargetFunctions
+from autoshard.capture.fake import FakeModel
+from autoshard.capture.inputs import Pair, fake_pair
+from autoshard.capture.libraries import as_in_training
+from autoshard.capture.loss import find_loss
+from autoshard.capture.spans import ModuleStack, Span
+from autoshard.capture.storages import StorageLog
+from autoshard.capture.tracer import Tracer
+from autoshard.capture.tree import ModuleTree
+from autoshard.capture.values import Values, may_keep
+from autoshard.errors import AutoshardError, CaptureError
+from autoshard.ir import ModuleSpan, OpNode, Region, StorageInfo
+
+SEED = 0
+"""Random choices that the model makes in Python are the same in every trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What one step showed.
+
+    Attributes:
+        region: the root region.
+        loss: how the loss was found.
+        num_calls: hooked forwards by module.
+        readers: stacks by parameter.
+        trained: keys of the parameters that got a gradient.
+        sparse: keys of those whose gradient is sparse.
+        written: keys of the parameters that the forward wrote to.
+        traits: traits that showed, by module.
+        assumed: (module, op, assumption) of the data-dependent ops.
+    """
+
+    region: Region
+    loss: str
+    num_calls: dict[str, int]
+    readers: dict[str, tuple[tuple[str, ...], ...]]
+    trained: frozenset[str]
+    sparse: frozenset[str]
+    written: frozenset[str]
+    traits: dict[str, frozenset[str]]
+    assumed: tuple[tuple[str, str, str], ...]
+
+
+def trace_step(
+    model: nn.Module,
+    tree: ModuleTree,
+    pair: Pair,
+    *,
+    loss: Callable[[Any], Any] | None,
+    entry: str,
+    dtype: torch.dtype | None,
+    device_kind: str,
+) -> Traced:
+    """Run one step of the model on fake tensors and record it; the model is left as it was.
+
+    Args:
+        model: the root.
+        tree: its tree.
+        pair: arguments of the entry.
+        loss: function of the outputs.
+        entry: the root's method to run.
+        dtype: dtype of floating point parameters and inputs, ``None`` as they are.
+        device_kind: ``cuda`` or ``cpu``.
+
+    Raises:
+        CaptureError: the forward, the loss or the backward failed.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    log, values = StorageLog(), Values()
+    stack = ModuleStack(tree, log)
+    tracer = Tracer(log, stack, values)
+    with _quiet_machine(), FakeModel(tree, mode, dtype) as fake:
+        for key, param in fake.params.items():
+            log.add_param(key, param)
+        for twin, original in fake.buffers:
+            log.add_given(twin, "buffer")
+            if may_keep(original) and original.device.type == "cpu":
+                values.set(twin, original.detach().clone())
+        (args, kwargs), given = fake_pair(pair, mode, values, dtype)
+        for tensor in given:
+            log.add_given(tensor, "input")
+        if not model.training:
+            model.train()
+        with (
+            torch.enable_grad(),
+            as_in_training(),
+            stack.watching(),
+            mode,
+            TargetFunctions(device_kind),
+            tracer,
+            _errors(stack, log),
+        ):
+            how = _run(model, stack, log, args, kwargs, loss, entry)
+        grads = {key: param.grad for key, param in fake.params.items() if param.grad is not None}
+        storages = log.finish(grads)
+        replaced = {key for key, param in fake.params.items() if not _is_in_place(key, param, log)}
+        result = Traced(
+            region=_region(log, stack, storages),
+            loss=how,
+            num_calls=dict(stack.num_calls),
+            readers={key: tuple(stacks) for key, stacks in tracer.readers.items()},
+            trained=frozenset(grads),
+            sparse=frozenset(key for key, grad in grads.items() if grad.layout is not torch.strided),
+            written=frozenset(tracer.written | replaced),
+            traits=_traits(stack, tracer),
+            assumed=tuple(values.assumed),
+        )
+        del grads
+        for param in fake.params.values():
+            param.grad = None
+    return result
+
+
+def _run(
+    model: nn.Module,
+    stack: ModuleStack,
+    log: StorageLog,
+    args: tuple,
+    kwargs: dict[str, Any],
+    loss: Callable[[Any], Any] | None,
+    entry: str,
+) -> str:
+    outputs = model(*args, **kwargs) if entry == "forward" else stack.run_entry(getattr(model, entry), args, kwargs)
+    scalar, how = find_loss(outputs, loss)
+    del outputs
+    log.begin_backward()
+    scalar.backward()
+    log.keep(scalar)
+    return how
+
+
+@contextmanager
+def _quiet_machine() -> Iterator[None]:
+    """Random states as before, and no garbage collection at moments that nobody chose."""
+    states: list[tuple[Callable[[Any], Any], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (random.setstate, random.getstate()),
+    ]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states.append((numpy.random.set_state, numpy.random.get_state()))
+        numpy.random.seed(SEED)
+    random.seed(SEED)
+    torch.default_generator.manual_seed(SEED)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        for restore, state in states:
+            restore(state)
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _errors(stack: ModuleStack, log: StorageLog) -> Iterator[None]:
+    """Whatever goes wrong in the user's code is a ``CaptureError`` that says where."""
+    try:
+        yield
+    except AutoshardError:
+        raise
+    except (Exception, SystemExit) as error:
+        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_OWN):
+            raise  # a bug of this package, not of the user's
+        failed, fqn = stack.failed
+        where = (fqn or "(root)") if failed is error else "(root)"
+        reason = f"{type(error).__name__}: {error}{_user_line(error)}"
+        if log.phase == "backward":
+            raise CaptureError(
+                where, f"the backward failed: {reason}", "check that loss.backward() works on a real batch"
+            ) from error
+        if stack.num_calls and not stack.frames and failed is not error:
+            raise CaptureError(
+                "(root)", f"the loss failed: {reason}", "check that loss(outputs) takes what the model returns"
+            ) from error
+        raise CaptureError(
+            where, reason, "check that the model runs one step on these example inputs, in training mode, on real data"
+        ) from error
+
+
+_OWN = str(Path(__file__).parent)
+_NOT_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
+
+
+def _user_line(error: BaseException) -> str:
+    """The deepest line of the traceback that is neither torch's nor autoshard's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_USERS) and "<" not in frame.filename[:1]:
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
+
+
+def _is_in_place(key: str, param: torch.Tensor, log: StorageLog) -> bool:
+    return log.param_keys.get(param.untyped_storage()._cdata) == key
+
+
+def _traits(stack: ModuleStack, tracer: Tracer) -> dict[str, frozenset[str]]:
+    traits: dict[str, set[str]] = {}
+    for trait, modules in (("checkpointed", stack.recomputed), ("dropout", tracer.drops)):
+        for module in modules:
+            traits.setdefault(module, set()).add(trait)
+    return {module: frozenset(found) for module, found in traits.items()}
+
+
+def _region(log: StorageLog, stack: ModuleStack, storages: tuple[StorageInfo, ...]) -> Region:
+    for span in reversed(stack.spans):  # inner spans come later
+        if span.parent is not None and span.backward_start is not None:
+            span.parent.touch_backward(span.backward_start)
+            span.parent.backward_end = max(span.parent.backward_end, span.backward_end)
+    forward: tuple[OpNode, ...] = tuple(log.forward)
+    return Region(
+        name="root",
+        module="",
+        forward=forward,
+        backward=tuple(log.backward),
+        storages=storages,
+        spans=tuple(_span_info(span) for span in stack.spans),
+    )
+
+
+def _span_info(span: Span) -> ModuleSpan:
+    kind = f"opaque:{span.opaque}" if span.opaque and span.escapes else span.output_kind
+    return ModuleSpan(
+        module=span.module,
+        forward=(span.forward_start, span.forward_end),
+        backward=None if span.backward_start is None else (span.backward_start, span.backward_end),
+        inputs_need_grad=span.inputs_need_grad,
+        output_needs_grad=span.output_needs_grad,
+        output_kind=kind,
+        output_is_view=span.output_is_view,
+        input_bytes=span.input_bytes,
+        output_bytes=span.output_bytes,
+        escapes=span.escapes,
+    )

@@ -1,0 +1,149 @@
+"""The ops of a step and the pieces of memory that they allocate, in the order of events.
+
+A storage is followed from the op that made it to the last op before it was freed; Python's own reference counting
+tells when, through a weak reference to the storage. Parameters are not listed; inputs and buffers belong to the caller.
+"""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from autoshard.ir import CALLER, Moment, OpNode, StorageInfo
+from autoshard.ir.graph import Phase, StorageKind
+
+ALIVE = ""
+
+
+class StorageRecord:
+    """One storage while the step is traced."""
+
+    __slots__ = ("born", "born_phase", "died", "died_phase", "kind", "nbytes", "span")
+
+    def __init__(self, nbytes: int, phase: str, born: int, kind: str, span: Any) -> None:
+        self.nbytes, self.born_phase, self.born, self.kind, self.span = nbytes, phase, born, kind, span
+        self.died_phase, self.died = ALIVE, 0
+
+
+class StorageLog:
+    """What has happened so far.
+
+    Attributes:
+        phase: ``forward`` or ``backward``.
+        forward: ops of the forward.
+        backward: ops of the backward.
+        records: storages in the order of their appearance.
+        param_keys: parameter by its storage.
+    """
+
+    def __init__(self) -> None:
+        self.phase: Phase = "forward"
+        self.forward: list[OpNode] = []
+        self.backward: list[OpNode] = []
+        self.ops = self.forward
+        self.records: list[StorageRecord] = []
+        self.param_keys: dict[int, str] = {}
+        self._live: dict[int, int] = {}
+        self._watchers: dict[int, weakref.ref] = {}
+        self.is_closed = False
+        self._kept: list[torch.Tensor] = []
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """A tensor that the caller holds on to after the step, such as the loss."""
+        self._kept.append(tensor)
+
+    def begin_backward(self) -> None:
+        """From here on ops are backward ops."""
+        self.phase, self.ops = "backward", self.backward
+
+    def add_param(self, key: str, param: torch.Tensor) -> None:
+        """Parameters are known by their storage and not listed."""
+        self.param_keys[param.untyped_storage()._cdata] = key
+
+    def add_given(self, tensor: torch.Tensor, kind: StorageKind) -> None:
+        """A storage that was there before the step."""
+        self._index(tensor.untyped_storage(), kind, None)
+
+    def index(self, storage: torch.UntypedStorage, span: Any) -> int:
+        """Number of a storage; an unknown one was made by the op that is running."""
+        found = self._live.get(storage._cdata)
+        return self._index(storage, "activation", span) if found is None else found
+
+    def known_index(self, storage: torch.UntypedStorage) -> int:
+        """Number of a storage that an op reads; an unknown one was there before the step."""
+        found = self._live.get(storage._cdata)
+        return self._index(storage, "input", None) if found is None else found
+
+    def is_known(self, storage: torch.UntypedStorage) -> bool:
+        """The storage has a number or is a parameter's."""
+        return storage._cdata in self._live or storage._cdata in self.param_keys
+
+    def bytes_of(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes of the distinct storages of tensors, parameters left out."""
+        storages = {storage._cdata: storage for storage in map(_storage, tensors) if storage is not None}
+        return sum(storage.nbytes() for cdata, storage in storages.items() if cdata not in self.param_keys)
+
+    def known(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+        """Numbers of the storages of tensors, as far as they have one."""
+        numbers = set()
+        for storage in map(_storage, tensors):
+            if storage is not None and storage._cdata in self._live:
+                numbers.add(self._live[storage._cdata])
+        return numbers
+
+    def finish(self, grads: dict[str, torch.Tensor]) -> tuple[StorageInfo, ...]:
+        """The storages as the IR lists them; what is alive now outlives the step.
+
+        Args:
+            grads: gradient by parameter key.
+        """
+        self.is_closed = True
+        owner = {}
+        for key, grad in grads.items():
+            storage = _storage(grad)
+            if storage is not None and storage._cdata in self._live:
+                owner[self._live[storage._cdata]] = key
+        return tuple(self._info(record, owner.get(number, "")) for number, record in enumerate(self.records))
+
+    def _index(self, storage: torch.UntypedStorage, kind: StorageKind, span: Any) -> int:
+        cdata = storage._cdata
+        number = len(self.records)
+        self.records.append(StorageRecord(storage.nbytes(), self.phase, len(self.ops), kind, span))
+        self._live[cdata] = number
+        self._watchers[number] = weakref.ref(storage, lambda _: self._died(cdata, number))
+        return number
+
+    def _died(self, cdata: int, number: int) -> None:
+        if self._live.get(cdata) == number:
+            del self._live[cdata]
+        self._watchers.pop(number, None)
+        if not self.is_closed:
+            record = self.records[number]
+            record.died_phase, record.died = self.phase, len(self.ops) - 1
+            if record.died < 0 and self.phase == "backward":  # freed before the first backward op
+                record.died_phase, record.died = "forward", len(self.forward) - 1
+
+    def _info(self, record: StorageRecord, param: str) -> StorageInfo:
+        is_given = record.kind in ("input", "buffer")
+        outlives = record.died_phase == ALIVE
+        kind: StorageKind
+        if is_given:
+            kind = record.kind  # type: ignore[assignment]
+        elif param:
+            kind = "gradient"
+        elif outlives:
+            kind = "output"
+        else:
+            kind = "temporary" if record.born_phase == record.died_phase else "activation"
+        return StorageInfo(
+            nbytes=record.nbytes,
+            born=CALLER if is_given else Moment(phase=record.born_phase, index=record.born),  # type: ignore[arg-type]
+            dies=CALLER if outlives or is_given else Moment(phase=record.died_phase, index=max(0, record.died)),  # type: ignore[arg-type]
+            kind=kind,
+            param=param,
+        )
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    return tensor.untyped_storage() if tensor.layout is torch.strided else None

@@ -1,0 +1,201 @@
+"""Answers to the questions that a model asks of its data, although fake tensors have none.
+
+Small integer and bool tensors that come from the example inputs keep their real value beside the fake, and each op on
+such tensors is run on the values too: ``ids == image_token``, ``mask.all()`` and ``sizes.tolist()`` are then exact.
+Where no value is known, a data-dependent op is *concretised* by an assumption, which is noted: every element is
+selected, a bool is true, a number is 1. A single random number (a coin, as for dropping whole layers) is 0.5, and
+nothing is NaN or infinite.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+
+MAX_INT_NUMEL = 1 << 20
+"""Integer and bool tensors up to this size keep their value."""
+MAX_FLOAT_NUMEL = 4096
+"""Floating point results of integer computations up to this size keep theirs."""
+
+FACTORIES = {
+    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.full.default, aten.zeros.default,
+    aten.ones.default, aten.scalar_tensor.default, aten.tril_indices.default, aten.triu_indices.default,
+    aten.linspace.default, aten.eye.default, aten.eye.m,
+}  # fmt: skip
+COINS = {"rand", "rand_like", "uniform_", "uniform"}
+NEVER_TRUE = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
+
+
+def _overloads(*names: str) -> set[torch._ops.OpOverload]:
+    packets = [getattr(aten, name) for name in names if hasattr(aten, name)]
+    return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
+
+
+DATA_DEPENDENT = _overloads("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive") | {
+    aten.repeat_interleave.Tensor
+}
+"""Ops whose output shape depends on data."""
+MASKED = {aten.index.Tensor}
+
+
+class Values:
+    """The known values of fake tensors.
+
+    Attributes:
+        assumed: (module, op, what was assumed) for each concretised op, once.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[weakref.ref, torch.Tensor]] = {}
+        self._by_storage: dict[int, set[int]] = {}
+        self.assumed: dict[tuple[str, str, str], None] = {}
+
+    def set(self, fake: torch.Tensor, value: torch.Tensor) -> None:
+        """Remember the value of a fake tensor."""
+        number, cdata = id(fake), fake.untyped_storage()._cdata
+        self._values[number] = (weakref.ref(fake, lambda _: self._forget_one(number, cdata)), value)
+        self._by_storage.setdefault(cdata, set()).add(number)
+
+    def get(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The value of a fake tensor if it is known."""
+        entry = self._values.get(id(fake))
+        if entry is not None and entry[0]() is fake:
+            return entry[1]
+        return fake.constant if isinstance(fake, FakeTensor) else None
+
+    def forget(self, fake: torch.Tensor) -> None:
+        """An op with an unknown result has written to the memory of this tensor."""
+        for number in self._by_storage.pop(fake.untyped_storage()._cdata, ()):
+            self._values.pop(number, None)
+
+    def _forget_one(self, number: int, cdata: int) -> None:
+        self._values.pop(number, None)
+        numbers = self._by_storage.get(cdata)
+        if numbers is not None:
+            numbers.discard(number)
+            if not numbers:
+                del self._by_storage[cdata]
+
+    def may_know(self, func: torch._ops.OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
+        """All the values that the op needs may be known (the quick test that most ops fail)."""
+        if not tensors:
+            return func in FACTORIES
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                known = self._values.get(id(tensor))
+                if known is None and tensor.constant is None:
+                    return False
+            elif tensor.is_floating_point() and tensor.numel() > MAX_FLOAT_NUMEL:
+                return False
+        return True
+
+    def evaluate(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The op's result on the known values; ``None`` if it fails on them or is too large to keep."""
+        kwargs = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") is not None else kwargs
+        args, kwargs = tree_map_only(FakeTensor, self.get, (args, kwargs))
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                result = func(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            return None
+        return result if all(_is_small(leaf) for leaf in tree_leaves(result)) else None
+
+    def keep(self, fakes: Any, values: Any) -> None:
+        """Remember the values of an op's results."""
+        fakes, values = tree_leaves(fakes), tree_leaves(values)
+        if len(fakes) == len(values):
+            for fake, value in zip(fakes, values, strict=True):
+                if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor) and fake.shape == value.shape:
+                    self.set(fake, value)
+
+    def keep_assumed_results(self, func: torch._ops.OpOverload, out: Any) -> None:
+        """Give coins the value 0.5, and say of everything that it is finite."""
+        if not isinstance(out, FakeTensor):
+            return
+        with _disable_current_modes():
+            if func._opname in COINS and out.numel() == 1:
+                self.set(out, torch.full(tuple(out.shape), 0.5, dtype=out.dtype))
+            elif func in NEVER_TRUE:
+                self.set(out, torch.zeros((), dtype=torch.bool).expand(tuple(out.shape)))
+
+    def scalar(self, fake: torch.Tensor, module: str) -> bool | int | float | complex:
+        """The number in a one-element tensor, assumed if it is not known."""
+        value = self.get(fake)
+        if value is not None:
+            with _disable_current_modes():
+                return value.item()
+        if fake.dtype is torch.bool:
+            self._note(module, "_local_scalar_dense", "a bool that depends on activations is true")
+            return True
+        self._note(module, "_local_scalar_dense", "a number that depends on activations is 1")
+        return 1.0 if fake.is_floating_point() else 1
+
+    def concretised(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], module: str) -> Any:
+        """Fake outputs of a data-dependent op without known values: as if it selected every element."""
+        given = args[0]
+        count, long = max(1, given.numel()) if given.numel() else 0, torch.long
+        name = func._opname
+        self._note(module, name, f"it selects all {count} elements")
+        if name == "nonzero":
+            return given.new_empty((count, given.dim()), dtype=long)
+        if name == "masked_select":
+            return given.new_empty((count,))
+        if name == "repeat_interleave":
+            size = kwargs.get("output_size")
+            return given.new_empty((count if size is None else size,))
+        return self._unique(func, args, kwargs, given, count)
+
+    def _unique(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, given: torch.Tensor, count: int) -> Any:
+        """All elements (or all slices along a dim) are different."""
+        names = [argument.name for argument in func._schema.arguments]
+        defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+        bound = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        dim = bound.get("dim")
+        size = count if dim is None else given.shape[dim]
+        found = given.new_empty((count,)) if dim is None else given.new_empty(tuple(given.shape))
+        shape = tuple(given.shape) if dim is None else (size,)
+        inverse = given.new_empty(shape if bound["return_inverse"] else (0,), dtype=torch.long)
+        counts = given.new_empty((size,) if bound["return_counts"] else (0,), dtype=torch.long)
+        return found, inverse, counts
+
+    def mask_to_indices(self, args: tuple, module: str) -> tuple:
+        """The arguments of an indexing op with each bool mask replaced by as many indices as it selects."""
+        indices: list[torch.Tensor | None] = []
+        for index in args[1]:
+            if not isinstance(index, torch.Tensor) or index.dtype not in (torch.bool, torch.uint8):
+                indices.append(index)
+                continue
+            value = self.get(index)
+            if value is None:
+                count = index.numel()
+                self._note(module, "index", f"a mask selects all {count} elements")
+            else:
+                with _disable_current_modes():
+                    count = int(value.count_nonzero())
+            indices += [index.new_empty((count,), dtype=torch.long) for _ in range(index.dim())]
+        return (args[0], indices, *args[2:])
+
+    def _note(self, module: str, op: str, what: str) -> None:
+        self.assumed.setdefault((module, op, what))
+
+
+def is_masked(args: tuple) -> bool:
+    """Some index of an indexing op is a mask."""
+    return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def may_keep(tensor: torch.Tensor) -> bool:
+    """A tensor of the inputs or the model whose value is kept."""
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= MAX_INT_NUMEL
+
+
+def _is_small(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.Tensor):
+        return True
+    return leaf.numel() <= (MAX_FLOAT_NUMEL if leaf.is_floating_point() else MAX_INT_NUMEL)
