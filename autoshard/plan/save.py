@@ -51,27 +51,36 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         PlanFormatError: the plan is not well formed.
     """
     data = encode_plan(plan)
+    require_writable(path)
+    try:
+        _replace(Path(os.path.realpath(path)), data)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse early what ``save_plan`` would refuse after all the work, as far as that can be told without writing.
+
+    Raises:
+        RequestError: the folder does not exist, or something that is not a regular file stands there.
+    """
     try:
         target = Path(os.path.realpath(path))
-        _require_regular(path, target)
-        _replace(target, data)
+        has_folder = target.parent.is_dir()
+        mode = target.stat().st_mode if target.exists() else stat.S_IFREG
     except (OSError, ValueError) as error:
-        if isinstance(error, RequestError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RequestError("output", os.fspath(path), f"a file that can be written ({reason})") from error
-
-
-def _require_regular(path: str | os.PathLike[str], target: Path) -> None:
-    if not target.parent.is_dir():
+        raise _cannot_write(path, error) from error
+    if not has_folder:
         raise RequestError("output", os.fspath(path), f"a file in a folder that exists; {target.parent} does not")
-    if not target.exists():
-        return
-    mode = target.stat().st_mode
     if stat.S_ISDIR(mode):
         raise RequestError("output", os.fspath(path), "a file, and this is a folder")
     if not stat.S_ISREG(mode):
         raise RequestError("output", os.fspath(path), "a regular file, because it is replaced as a whole")
+
+
+def _cannot_write(path: str | os.PathLike[str], error: OSError | ValueError) -> RequestError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return RequestError("output", os.fspath(path), f"a file that can be written ({reason})")
 
 
 def _replace(target: Path, data: bytes) -> None:

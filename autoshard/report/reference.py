@@ -41,8 +41,8 @@ the types it holds that
 
 - the mesh has one axis (`shard`) or two (`replicate`, then `shard`) with distinct names and sizes from 1;
 - each module stands in one unit, before its ancestors; the last unit is the root, `[""]`, alone;
-- names are paths in a model, digests and the fingerprint have their form, counts and bytes are not negative, tensor dims
-  in `shard_dims` are 1 or more.
+- names are paths in a model, digests and the fingerprint have their form, counts and bytes are not negative, and tensor
+  dims in `shard_dims` are 1 or more.
 
 [`plan.schema.json`](plan.schema.json) is the JSON Schema, for editors and other languages.
 """

@@ -53,7 +53,8 @@ def _total_row(plan: Plan) -> tuple[str, ...]:
 def memory_table(plan: Plan) -> Table:
     """What the projected peak of one device is made of, and how it stands to the allowance."""
     projection = plan.projection
-    kinds = sorted(projection.by_kind.items(), key=lambda item: (-item[1], item[0]))
+    known = sorted(projection.by_kind.items(), key=lambda item: (-item[1], item[0]))
+    kinds = [(kind.replace("_", " "), size) for kind, size in known if size]
     others = projection.peak_bytes - sum(projection.by_kind.values())
     if others:
         kinds.append(("not attributed", others))
