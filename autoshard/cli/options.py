@@ -1,0 +1,53 @@
+"""The options that make a ``Request``: the same names as its fields, none of them with a default of its own."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from autoshard.request import OPTIMIZERS, PRECISIONS, Request
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each field of ``Request``."""
+    group = parser.add_argument_group("what is asked (what is not given is assumed, and the output names it)")
+    group.add_argument(
+        "--device",
+        help="a device profile such as h100-80gb, a100-80gb or cpu, or a profile's .json file",
+    )
+    group.add_argument("--devices", type=int, metavar="N", help="number of devices")
+    group.add_argument("--memory", metavar="SIZE", help="what tensors may occupy on one device, such as 60GiB")
+    group.add_argument("--precision", choices=tuple(PRECISIONS), help="bf16 computes in bf16 and reduces in fp32")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, help="whose state has to fit as well (default: adamw)")
+    group.add_argument(
+        "--recompute", choices=("auto", "none", "full"), help="which blocks compute their activations again in backward"
+    )
+    group.add_argument("--mesh", help="auto, the number of devices, or REPLICATExSHARD such as 2x4")
+    group.add_argument(
+        "--reshard", choices=("auto", "always", "never"), help="free unsharded parameters between forward and backward"
+    )
+    group.add_argument("--objective", choices=("time", "memory"), help="what is to be least among the plans that fit")
+    group.add_argument(
+        "--method",
+        dest="methods",
+        action="append",
+        metavar="FQN:NAME",
+        help="a method other than forward that runs a module, such as codec:encode; may be given again",
+    )
+
+
+def read_request(args: argparse.Namespace) -> Request:
+    """The request that the options make; fields that were not given keep their default."""
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(Request):
+        value = getattr(args, field.name, None)
+        if value is not None:
+            given[field.name] = tuple(value) if field.name == "methods" else value
+    return Request(**given)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value

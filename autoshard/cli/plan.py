@@ -1,0 +1,107 @@
+"""``autoshard plan``: a model file and a request to a plan."""
+
+import argparse
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from autoshard.cli.dump import DUMPS, format_dump
+from autoshard.cli.options import add_request_options, positive, read_request
+from autoshard.cli.output import write_bytes, write_error, write_text
+from autoshard.cli.progress import Progress
+from autoshard.errors import PlanFormatError
+from autoshard.plan import Plan, encode_plan, require_supported, save_plan
+from autoshard.plan.save import require_writable
+from autoshard.report import format_plan, format_table, format_verdict, memory_table, units_table
+from autoshard.request import resolve
+
+if TYPE_CHECKING:
+    from autoshard.pipeline import PlanResult
+
+NAME = "plan"
+HELP = "decide how a model is sharded"
+DESCRIPTION = """\
+Run one training step of a model on fake tensors (no weights, no GPU), and decide which modules shard together.
+
+The model file is Python: build_model() gives the model, example_inputs(batch=None, seq=None) the inputs of one
+training step as (args, kwargs), and, if it is there, loss(outputs) the loss."""
+EPILOG = """\
+examples:
+  autoshard plan model.py --device cpu --devices 2 --memory 256MiB
+  autoshard plan model.py:tiny -o plan.json --device h100-80gb --devices 8 --batch 4 --seq 2048
+  autoshard plan my.package:build --devices 16 --mesh 2x8 --json > plan.json
+
+Without -o nothing is written. `autoshard --help` lists the exit codes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("model", metavar="MODEL", help="model.py, model.py:factory or package.module:factory")
+    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this file")
+    add_request_options(parser)
+    step = parser.add_argument_group("the training step")
+    step.add_argument("--batch", type=positive, metavar="N", help="batch size, given to example_inputs")
+    step.add_argument("--seq", type=positive, metavar="N", help="sequence length, given to example_inputs")
+    step.add_argument("--entry", metavar="NAME", help="method that runs the step (default: forward)")
+    step.add_argument(
+        "--frontend",
+        choices=("trace", "tree"),
+        default="trace",
+        help="trace runs the step; tree needs no inputs, sees only the modules, and marks the plan as assumed",
+    )
+    shown = parser.add_argument_group("what is printed")
+    form = shown.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the plan file and nothing else")
+    form.add_argument("--dump", choices=DUMPS, help="print what a stage found instead of the tables")
+    shown.add_argument("--quiet", action="store_true", help="print one line, and no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, write and print."""
+    request = read_request(args)
+    # Told before torch is imported and any work is done.
+    resolve(request)
+    if args.output is not None:
+        require_writable(args.output)
+    from autoshard.pipeline import plan_model_file
+
+    progress = Progress(lambda stage: None if args.quiet else write_error(stage))
+    # What the user's own code prints must not get into the JSON.
+    with progress, contextlib.redirect_stdout(sys.stderr):
+        result = plan_model_file(
+            args.model,
+            request,
+            batch=args.batch,
+            seq=args.seq,
+            entry=args.entry,
+            frontend=args.frontend,
+            progress=progress,
+        )
+    if args.output is not None:
+        save_plan(result.plan, args.output)
+    _warn_if_unsupported(result.plan)
+    _print(args, result)
+    return 0
+
+
+def _print(args: argparse.Namespace, result: "PlanResult") -> None:
+    plan = result.plan
+    if args.json:
+        write_bytes(encode_plan(plan))
+    elif args.dump:
+        write_text(format_dump(args.dump, result))
+    elif args.quiet:
+        write_text(format_verdict(plan))
+    elif args.output is None:
+        write_text(format_plan(plan))
+        write_text("\nnothing was written; -o PLAN writes the plan to a file")
+    else:
+        write_text(f"{format_verdict(plan)}\nwritten to {args.output}; `autoshard inspect {args.output}` shows it all")
+        write_text(f"\n{format_table(units_table(plan))}\n\n{format_table(memory_table(plan))}")
+
+
+def _warn_if_unsupported(plan: Plan) -> None:
+    try:
+        require_supported(plan)
+    except PlanFormatError as error:
+        write_error(f"warning: apply_plan will refuse this plan at {error.where}: {error.reason}")
