@@ -64,7 +64,7 @@ def plan_file_page() -> str:
     parts = [_PLAN_FILE_HEAD]
     for struct in STRUCTS:
         name = "The file" if struct is Plan else struct.__name__
-        parts.append(f"## {name}\n\n{summary(struct)}\n\n{_fields(struct)}")
+        parts.append(f"## {name}\n\n{_markdown(summary(struct))}\n\n{_fields(struct)}")
     return "\n".join(parts)
 
 
@@ -75,8 +75,12 @@ def _fields(struct: type[msgspec.Struct]) -> str:
     rows = ["| field | meaning |", "| --- | --- |"]
     for name in FIELD_ORDER if struct is Plan else struct.__struct_fields__:
         mark = " (optional)" if name in optional else ""
-        rows.append(f"| `{name}`{mark} | {descriptions[name].replace('``', '`').replace('|', chr(92) + '|')} |")
+        rows.append(f"| `{name}`{mark} | {_markdown(descriptions[name])} |")
     return "\n".join(rows) + "\n"
+
+
+def _markdown(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|")
 
 
 def _anchor(code: str) -> str:
