@@ -10,10 +10,6 @@ from autoshard.errors import PlanFormatError
 from autoshard.plan.schema import Decisions
 
 _NOT_YET: tuple[tuple[str, str, Callable[[Decisions], bool]], ...] = (
-    ("$.precision.output", "casting the outputs of units", lambda plan: plan.precision.output != "same"),
-    ("$.precision.cast_inputs", "leaving the inputs of units uncast", lambda plan: not plan.precision.cast_inputs),
-    ("$.recompute", "recomputing activations", lambda plan: bool(plan.recompute)),
-    ("$.replicated", "replicating parameters", lambda plan: bool(plan.replicated)),
     ("$.rebuilt_buffers", "rebuilding buffers", lambda plan: bool(plan.rebuilt_buffers)),
     ("$.offload", "offloading to the host", lambda plan: plan.offload != "none"),
 )

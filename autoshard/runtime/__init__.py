@@ -12,6 +12,7 @@ from autoshard.runtime.agree import exchange, failed, report_of, require_agreeme
 from autoshard.runtime.apply import apply
 from autoshard.runtime.collectives import record_collectives
 from autoshard.runtime.confirm import confirm
+from autoshard.runtime.dtypes import mixed_precision
 from autoshard.runtime.match import match, warn_of_size
 from autoshard.runtime.measure import Meter, measure
 from autoshard.runtime.mesh import make_mesh
@@ -48,6 +49,7 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
     """
     try:
         require_supported(plan)
+        mixed_precision(plan.precision)
         matched, differences = match(model, plan, mesh)
         own = report_of(model, plan, differences)
     except Exception as error:

@@ -13,6 +13,7 @@ import msgspec
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import UninitializedParameter
 
 from autoshard.errors import ApplyError, Difference, PlanMismatchError, RankDisagreementError
 from autoshard.plan import Decisions, Plan
@@ -119,7 +120,8 @@ def _model_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for index, (key, param) in enumerate(model.named_parameters(remove_duplicate=False)):
         tie = first.setdefault(id(param), index)
-        digest.update(f"{key}\0{tie}\0{tuple(param.shape)}\0{param.dtype}\0{param.requires_grad}\n".encode())
+        shape = "lazy" if isinstance(param, UninitializedParameter) else tuple(param.shape)
+        digest.update(f"{key}\0{tie}\0{shape}\0{param.dtype}\0{param.requires_grad}\n".encode())
     for fqn, _ in model.named_modules(remove_duplicate=False):
         digest.update(f"{fqn}\n".encode())
     return digest.hexdigest()

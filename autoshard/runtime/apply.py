@@ -5,7 +5,7 @@ precision, and where a parameter is sharded along another dim than 0. Recompute 
 run inside those of ``fully_shard``: parameters are gathered before a module recomputes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -40,6 +40,7 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh)
         _guarded((fqn,), "recompute", checkpoint, model.get_submodule(fqn))
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision(plan.precision)}
     if matched.replicated:
+        _move(matched.replicated.values(), mesh)
         options["ignored_params"] = set(matched.replicated.values())
     for unit, modules, owned in zip(plan.units, matched.units, matched.owned, strict=True):
         target = list(modules) if len(modules) > 1 else modules[0]
@@ -60,6 +61,13 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh)
     kept = [modules[0] for unit, modules in zip(plan.units, matched.units, strict=True) if not unit.reshard]
     around = RootCalls(average_gradients(model, plan.replicated, mesh), reshard_after_evaluation(kept))
     around.install(model, [name for fqn, name in registered_methods(plan) if fqn == ""])
+
+
+def _move(params: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
+    """To the mesh's device, as ``fully_shard`` does with the parameters that it shards."""
+    for param in params:
+        if param.device.type not in ("meta", mesh.device_type):
+            param.data = param.data.to(mesh.device_type)
 
 
 def registered_methods(plan: Decisions) -> tuple[tuple[str, str], ...]:

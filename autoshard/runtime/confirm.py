@@ -95,7 +95,7 @@ def _model_findings(model: nn.Module, plan: Decisions, matched: Matched) -> Iter
         if isinstance(now[key], DTensor) == (key in matched.replicated):
             yield f"{key} is {'replicated' if key in matched.replicated else 'sharded'} in the plan only"
     for fqn in plan.recompute:
-        if not checkpoint.state(model.get_submodule(fqn)).enable_hook:  # type: ignore[attr-defined]
+        if not checkpoint.state(model.get_submodule(fqn)).enable_hook:
             yield f"{fqn} does not recompute"
     for fqn, name in registered_methods(plan):
         if name not in vars(model.get_submodule(fqn)):

@@ -30,7 +30,8 @@ class Ownership:
     """The outcome of applying units in order.
 
     Attributes:
-        params: for each unit, the parameters that it owns by key, sorted by key.
+        params: for each unit, the parameters that it owns by key, sorted by key. One that several units reach counts
+            for the first.
         split: keys of the parameters that several units reach, with all their places.
         left_out: keys of parameters that no unit reaches.
     """
@@ -69,10 +70,10 @@ def ownership(model: nn.Module, units: Sequence[Sequence[nn.Module]], replicated
         owners = set[int]().union(*(reached_by.get(place.module, ()) for place in places))
         if not all(place.module in reached_by for place in places):
             left_out.append(key)
-        elif len(owners) > 1:
+            continue
+        if len(owners) > 1:
             split[key] = tuple(place.fqn for place in places)
-        else:
-            owned[owners.pop()][key] = param
+        owned[min(owners)][key] = param
     return Ownership(params=tuple(owned), split=split, left_out=tuple(left_out))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.plan import Precision
-from tests.runtime.models import Stack, TiedEnds, TiedLM
+from tests.runtime.models import Scaled, Stack, TiedEnds, TiedLM
 from tests.runtime.plans import decide
 from tests.runtime.ranks import note, run_ranks
 from tests.runtime.training import Comparison, compare
@@ -46,6 +46,11 @@ PLANS = {
     "all of a tied model in the root": (TiedLM, lambda m: decide(m, [*ROOT])),
     "other entry": (Stack, lambda m: decide(m, [*BLOCKS, *ROOT], entry="training_step")),
     "unused parameters reduced": (Stack, lambda m: decide(m, [*BLOCKS, *ROOT], reduce_unused=True)),
+    "recompute": (
+        Stack,
+        lambda m: decide(m, [*BLOCKS, *ROOT], recompute=("enter", "layers.0", "layers.1.expand", "layers.2")),
+    ),
+    "replicated": (Scaled, lambda m: decide(m, [(("body.0",), True), *ROOT], replicated=("scale",))),
     "two axes": (Stack, lambda m: decide(m, [*BLOCKS, *ROOT], replicas=2)),
     "bf16": (
         Stack,
