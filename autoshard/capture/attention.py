@@ -96,7 +96,7 @@ def choose_kernel(
     head_dim = query.shape[-1]
     if not (query.dim() == key.dim() == value.dim() == 4) or 0 in (query.shape[-2], key.shape[-2]):
         return "math"
-    if not (query.shape[0] == key.shape[0] == value.shape[0]) or not (head_dim == key.shape[-1]):
+    if not (query.shape[0] == key.shape[0] == value.shape[0]) or head_dim != key.shape[-1]:
         return "math"
     heads = query.shape[1], key.shape[1], value.shape[1]
     if heads[1] != heads[2] or (heads[0] != heads[1] and (not enable_gqa or heads[0] % heads[1])):

@@ -72,7 +72,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         return parts if isinstance(value, list) else type(value)(parts)
     if isinstance(value, dict) or (hasattr(value, "keys") and hasattr(value, "items")):
         return {key: map_tensors(part, function) for key, part in value.items()}
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changes = {f.name: map_tensors(getattr(value, f.name), function) for f in dataclasses.fields(value) if f.init}
         return dataclasses.replace(value, **changes)
     return value

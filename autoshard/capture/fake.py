@@ -21,6 +21,23 @@ CPU = torch.device("cpu")
 MAX_CONTAINER_DEPTH = 4
 
 
+class FakeMode(FakeTensorMode):
+    """The fake tensor mode of a trace, which takes real constants.
+
+    torch wraps the dispatch of its modes so that ``torch.compile`` leaves them alone. Compilation is off while a step
+    is traced, and the wrapper is entered for each of tens of thousands of ops, so it is left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    __torch_dispatch__ = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", FakeTensorMode.__torch_dispatch__)
+
+
 def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> FakeTensor:
     """A fake cpu tensor of the same layout; floating point ones get ``dtype`` if it is given."""
     is_cast = dtype is not None and tensor.is_floating_point()
@@ -108,7 +125,8 @@ class FakeModel:
         return twin
 
     def _swap(self, module: nn.Module) -> None:
-        for group in (module._parameters, module._buffers):
+        groups: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for group in groups:
             for name, tensor in group.items():
                 if tensor is not None:
                     group[name] = self._twin(tensor)

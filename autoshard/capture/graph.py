@@ -6,7 +6,6 @@ what legality asks for.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch

@@ -191,7 +191,7 @@ class ModuleStack:
         return spans[-1] if spans else None
 
     def _mark(self) -> None:
-        number, span = torch.autograd._get_sequence_nr(), self.current
+        number, span = torch._C._autograd._get_sequence_nr(), self.current
         if self._numbers[-1] == number:
             self._number_spans[-1] = span
         else:
@@ -235,7 +235,7 @@ class ModuleStack:
         return Watched
 
     def _again(self, function: Callable, checkpointed: Checkpointed) -> Callable:
-        """``function`` as it runs in backward: inside the module that called it, taking up the spans of its first run."""
+        """``function`` as it runs in backward: inside the module that called it, with the spans of its first run."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             frames, self.frames = self.frames, [] if checkpointed.caller is None else [checkpointed.caller]

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoshard.capture.attention import TargetFunctions
-from autoshard.capture.fake import FakeModel
+from autoshard.capture.fake import FakeMode, FakeModel
 from autoshard.capture.inputs import Pair, fake_pair
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
@@ -86,7 +85,7 @@ def trace_step(
     Raises:
         CaptureError: the forward, the loss or the backward failed.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode()
     log, values = StorageLog(), Values()
     stack = ModuleStack(tree, log)
     tracer = Tracer(log, stack, values)
@@ -105,6 +104,7 @@ def trace_step(
         with (
             torch.enable_grad(),
             as_in_training(),
+            torch.compiler.set_stance("force_eager"),
             stack.watching(),
             mode,
             TargetFunctions(device_kind),

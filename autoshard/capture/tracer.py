@@ -93,6 +93,10 @@ class Tracer(TorchDispatchMode):
         self.written: set[str] = set()
         self.drops: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as for FakeMode
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op and record it."""
         with torch._C.DisableTorchFunction():

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from autoshard.ir import BufferInfo
 
@@ -152,7 +152,7 @@ def is_lazy(module: nn.Module) -> bool:
     if not isinstance(module, LazyModuleMixin):
         return False
     tensors = (*module._parameters.values(), *module._buffers.values())
-    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in tensors)
+    return any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in tensors)
 
 
 def static_traits(module: nn.Module) -> set[str]:
