@@ -151,11 +151,12 @@ class _Draft:
 
 
 def start(setup: Setup) -> State:
-    """The device between two steps: shards, optimizer state, inputs and buffers."""
+    """The device as a step starts: shards, optimizer state, buffers, inputs and what FSDP2 casts them to."""
     live = [0] * len(KINDS)
     live[_SHARDED_PARAMS] = sum(unit.sharded_bytes for unit in setup.units)
     live[_UNSHARDED_PARAMS] = setup.replicated_bytes
     live[_OPTIMIZER_STATE] = setup.optimizer.state_bytes
+    live[_ACTIVATIONS] = setup.profile.between[0]
     live[_INPUTS] = setup.profile.input_bytes
     live[_BUFFERS] = setup.profile.buffer_bytes
     return State(live=tuple(live), high=sum(live), high_live=tuple(live))

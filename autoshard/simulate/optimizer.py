@@ -54,7 +54,7 @@ def optimizer_sizes(
     Args:
         name: ``adamw``, ``sgd`` or ``sgd-momentum``.
         tree: of the model.
-        owned: keys of the parameters that units shard.
+        owned: keys of the parameters of units that ran: the others never get a gradient.
         decisions: the plan.
         device_kind: torch's device type.
         reached: the device's rates.

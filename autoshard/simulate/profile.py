@@ -154,6 +154,11 @@ def _storages(
         if last > first:
             crossing[first + 1] += storage.nbytes
             crossing[last + 1] -= storage.nbytes
+    for nbytes, last in _cast_inputs(graph, num_forward, ops):
+        gone[last + 1] += nbytes
+        born[0] += nbytes
+        crossing[0] += nbytes
+        crossing[last + 1] -= nbytes
     during = accumulate(new - old for new, old in zip(born[:num_ops], gone[:num_ops], strict=True))
     written = _last_writes(graph, num_forward)
     gradients = [
@@ -162,6 +167,26 @@ def _storages(
     ]
     gradients.sort(key=lambda moment: (moment.born, moment.key))
     return tuple(during), tuple(accumulate(crossing[: num_ops + 1])), tuple(gradients)
+
+
+def _cast_inputs(graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]) -> list[tuple[int, int]]:
+    """(bytes, last op) of the copies that FSDP2 makes of floating point inputs in another dtype than the compute dtype.
+
+    The trace was made with inputs in the compute dtype; a copy is found again among its inputs by its size.
+    """
+    if graph.compute_dtype == "float32":
+        return []
+    last_read: dict[int, int] = {}
+    for index, op in enumerate(ops):
+        for storage in op.inputs:
+            if graph.root.storages[storage].kind == "input":
+                last_read[graph.root.storages[storage].nbytes] = index
+    copies = []
+    for tensor in graph.inputs:
+        if tensor.dtype.startswith(("float", "bfloat")) and tensor.dtype != graph.compute_dtype:
+            nbytes = _numel(tensor.shape) * DTYPE_BYTES[graph.compute_dtype]
+            copies.append((nbytes, last_read.get(nbytes, num_forward - 1)))
+    return copies
 
 
 def _last_writes(graph: ModelGraph, num_forward: int) -> dict[int, int]:
@@ -180,10 +205,11 @@ def _op_index(moment: Moment, num_forward: int, at_caller: int) -> int:
 
 
 def _input_bytes(graph: ModelGraph) -> int:
-    total = 0
-    for tensor in graph.inputs:
-        numel = 1
-        for size in tensor.shape:
-            numel *= size
-        total += numel * DTYPE_BYTES[tensor.dtype]
-    return total
+    return sum(_numel(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in graph.inputs)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    numel = 1
+    for size in shape:
+        numel *= size
+    return numel

@@ -64,7 +64,7 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
     left_out = frozenset(decisions.replicated)
     gradient_bytes = {gradient.key: gradient.unsharded_bytes for unit in units for gradient in unit.gradients}
     gradient_bytes |= {key: tree.params[key].nbytes for key in decisions.replicated}
-    owned = [key for unit in units for key in unit.keys]
+    ran = [unit for unit in units if any(module in profile.runs for module in unit.modules)]
     for param in graph.params:
         if param.key not in gradient_bytes:
             dtype = compute_dtype(param, decisions.precision)
@@ -76,6 +76,8 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
         replicated_bytes=sum(tree.params[key].nbytes for key in left_out),
         mesh_groups=(shard,) if len(roles) == 1 else (replicate, shard),
         num_replicas=num_replicas,
-        optimizer=optimizer_sizes(question.optimizer, tree, owned, decisions, device.kind, reached),
+        optimizer=optimizer_sizes(
+            question.optimizer, tree, [key for unit in ran for key in unit.keys], decisions, device.kind, reached
+        ),
         unit_host_ns=device.unit_host_ns,
     )

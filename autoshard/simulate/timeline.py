@@ -104,7 +104,9 @@ class Timeline:
     @property
     def steady_bytes(self) -> int:
         """Alive between steps: parameters, optimizer state and buffers, without the inputs."""
-        return sum(self.start.live) - self.start.live[KINDS.index("inputs")]
+        return sum(
+            size for kind, size in zip(KINDS, self.start.live, strict=True) if kind not in ("inputs", "activations")
+        )
 
     @property
     def step_ns(self) -> int:

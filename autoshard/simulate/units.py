@@ -90,7 +90,8 @@ class UnitSizes:
         sharded_bytes: its shards in the stored dtype, padding included.
         unsharded_bytes: its parameters unsharded, in the compute dtype, padding included.
         buffer_bytes: output buffer of its all-gather; 0 where there is one shard.
-        cast_bytes: copy of the shards in the compute dtype, alive while the all-gather is issued.
+        cast_bytes: copy of the shards in the compute dtype, alive while the all-gather is issued; with one shard, what
+            is alive beyond the unsharded parameters while they are copied one by one.
         transposed_bytes: copies of parameters sharded along another dim than 0, alive during the copy-out.
         gather_dtype: dtype of the all-gather's buffer; ``uint8`` where dtypes are mixed.
         gather_ns: time of its all-gather.
@@ -232,7 +233,7 @@ def _sizes(tree: Tree, unit: Unit, keys: tuple[str, ...], decisions: Decisions, 
         sharded_bytes=sum(shards),
         unsharded_bytes=sum(unsharded),
         buffer_bytes=sum(unsharded) if is_spread else 0,
-        cast_bytes=sum(cast) if is_spread else max(cast, default=0),
+        cast_bytes=sum(cast) if is_spread else _cast_one_by_one(unsharded, cast),
         transposed_bytes=sum(
             size
             for size, param in zip(unsharded, params, strict=True)
@@ -252,6 +253,15 @@ def _sizes(tree: Tree, unit: Unit, keys: tuple[str, ...], decisions: Decisions, 
         replica_start_ns=start_ns(links.replicate),
         num_shards=num_shards,
     )
+
+
+def _cast_one_by_one(unsharded: list[int], cast: list[int]) -> int:
+    """With one shard nothing is gathered: each parameter is cast and copied while the cast before is still bound."""
+    done = highest = before = 0
+    for size, copy in zip(unsharded, cast, strict=True):
+        highest = max(highest, done + before + copy, done + size + copy)
+        done, before = done + size, copy
+    return max(0, highest - done)
 
 
 def _padded_numel(param: ParamInfo, dim: int, num_shards: int) -> int:

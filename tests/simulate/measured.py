@@ -1,0 +1,152 @@
+"""A real step of a sharded model on this machine: real CPU tensors, one process, a fake process group.
+
+The values of the step are meaningless (only the own slice of each parameter is right); what is allocated, and which
+collectives are issued, is exactly what FSDP2 does at that world size.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from autoshard.plan import Axis, Decisions, Precision, Unit
+from tests.simulate.livebytes import Collectives, LiveBytes
+
+Build = Callable[[], nn.Module]
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-4),
+    "sgd-momentum": lambda model: torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes of one step, and its collectives."""
+
+    steady: int
+    forward_peak: int
+    after_forward: int
+    backward_peak: int
+    after_backward: int
+    optimizer_peak: int
+    after: int
+    collectives: tuple[tuple[str, int, str], ...]
+
+
+def decisions(
+    *units: tuple[str, ...] | tuple[tuple[str, ...], bool],
+    shards: int = 8,
+    replicas: int = 1,
+    param: str = "same",
+    reduce: str = "same",
+    root_reshard: bool = False,
+    shard_dims: dict[str, int] | None = None,
+    **options: Any,
+) -> Decisions:
+    """Decisions over units in the order given, the root added; a unit is its modules, or (modules, reshard)."""
+    made = []
+    for unit in [*units, (("",), root_reshard)]:
+        modules, reshard = unit if isinstance(unit[0], tuple) else (unit, True)
+        dims = shard_dims or {}
+        mine = {key: dim for key, dim in dims.items() if any(key.startswith(f"{fqn}.") for fqn in modules)}
+        made.append(
+            Unit(modules=modules, reshard=reshard, num_params=0, num_bytes=0, digest="", shard_dims=mine)  # type: ignore[arg-type]
+        )
+    axes = [Axis(name="shard", size=shards, role="shard")]
+    if replicas > 1:
+        axes.insert(0, Axis(name="replicate", size=replicas, role="replicate"))
+    return Decisions(mesh=tuple(axes), precision=Precision(param=param, reduce=reduce), units=tuple(made), **options)
+
+
+@contextmanager
+def fake_group(world_size: int) -> Iterator[None]:
+    """A process group of that size in which this process is rank 0 and nobody else exists."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: nn.Module, plan: Decisions) -> None:
+    """Apply a plan with bare ``fully_shard`` calls."""
+    names = tuple(axis.name for axis in plan.mesh)
+    mesh = init_device_mesh("cpu", tuple(axis.size for axis in plan.mesh), mesh_dim_names=names)
+    dtype = {"same": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    policy = MixedPrecisionPolicy(param_dtype=dtype[plan.precision.param], reduce_dtype=dtype[plan.precision.reduce])
+    params = dict(model.named_parameters())
+    replicated = {params[key] for key in plan.replicated}
+    for unit in plan.units:
+        modules = [model.get_submodule(fqn) for fqn in unit.modules]
+        dims = {params[key]: dim for key, dim in unit.shard_dims.items()}
+        fully_shard(
+            modules if len(modules) > 1 else modules[0],  # type: ignore[arg-type]
+            mesh=mesh,
+            reshard_after_forward=unit.reshard,
+            mp_policy=policy,
+            ignored_params=replicated or None,
+            shard_placement_fn=lambda param, dims=dims: Shard(dims[param]) if param in dims else None,
+        )
+    for param in replicated:
+        param.register_post_accumulate_grad_hook(lambda param: _average(param, mesh))
+    if plan.reduce_unused:
+        model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+
+
+def _average(param: torch.Tensor, mesh: DeviceMesh) -> None:
+    assert param.grad is not None
+    for axis in range(mesh.ndim):
+        dist.all_reduce(param.grad, group=mesh.get_group(axis))
+    param.grad /= mesh.size()
+
+
+def measure(
+    build: Build, plan: Decisions, inputs: Sequence[torch.Tensor], loss: Callable[[Any], torch.Tensor], optimizer: str
+) -> Measured:
+    """The second step of a model under a plan; the first one makes the optimizer's state and is thrown away."""
+    with fake_group(plan.num_devices):
+        model = build()
+        shard(model, plan)
+        steps = OPTIMIZERS[optimizer](model)
+        for index in range(2):
+            counter, recorder = LiveBytes(), Collectives()
+            gc.collect()
+            with counter:
+                counter.track((*model.parameters(), *model.buffers()))
+                for state in steps.state.values():
+                    counter.track(state.values())
+                steady = counter.total
+                counter.track(inputs)
+                with recorder:
+                    counter.start("forward")
+                    value = loss(model(*inputs))
+                    after_forward = counter.total
+                    counter.start("backward")
+                    value.backward()
+                    after_backward = counter.total
+                counter.start("optimizer")
+                steps.step()
+                counter.start("after")
+                steps.zero_grad()
+                after = counter.total
+            assert index == 0 or counter.peaks["forward"] > steady
+        return Measured(
+            steady=steady,
+            forward_peak=counter.peaks["forward"],
+            after_forward=after_forward,
+            backward_peak=counter.peaks["backward"],
+            after_backward=after_backward,
+            optimizer_peak=counter.peaks["optimizer"],
+            after=after,
+            collectives=tuple(recorder.log),
+        )
