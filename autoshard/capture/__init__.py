@@ -4,7 +4,7 @@ from autoshard.capture.build import build_model
 from autoshard.capture.device import find_accelerator
 from autoshard.capture.fingerprint import fingerprint_items
 from autoshard.capture.graph import capture
-from autoshard.capture.model_file import ModelFile, load_model_file, make_inputs
+from autoshard.capture.model_file import ModelFile, load_model_file
 from autoshard.capture.tree_frontend import capture_tree
 
 __all__ = [
@@ -15,5 +15,4 @@ __all__ = [
     "find_accelerator",
     "fingerprint_items",
     "load_model_file",
-    "make_inputs",
 ]

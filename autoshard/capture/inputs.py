@@ -43,7 +43,7 @@ def read_pairs(inputs: Any, batch: int | None = None, seq: int | None = None) ->
         )
     if _is_pair(inputs):
         return ((tuple(inputs[0]), dict(inputs[1])),)
-    if isinstance(inputs, list) and inputs and all(_is_pair(pair) for pair in inputs):
+    if isinstance(inputs, list | tuple) and inputs and all(_is_pair(pair) for pair in inputs):
         return tuple((tuple(args), dict(kwargs)) for args, kwargs in inputs)
     raise RequestError("inputs", _describe(inputs), EXPECTED)
 

@@ -43,6 +43,38 @@ class ModelFile:
     example_inputs: Callable[..., Any] | None = None
     loss: Callable[[Any], Any] | None = None
 
+    def inputs(self, batch: int | None = None, seq: int | None = None) -> tuple[Pair, ...]:
+        """The pairs of example inputs.
+
+        Args:
+            batch: batch size to ask for.
+            seq: sequence length to ask for.
+
+        Raises:
+            ModelLoadError: there are none, they fail, or they are no pairs.
+            RequestError: they cannot be asked for a batch size or sequence length.
+        """
+        if self.example_inputs is None:
+            raise ModelLoadError(
+                self.source,
+                "it has no example inputs",
+                "define example_inputs(batch=None, seq=None) that returns (args, kwargs) of one training step, "
+                "or plan from the module tree alone with --frontend tree",
+            )
+        with importable(Path(self.path).parent), user_code(self.source, self.path, "example_inputs failed"):
+            try:
+                return read_pairs(self.example_inputs, batch, seq)
+            except RequestError as error:
+                if error.field != "inputs":
+                    raise
+                raise ModelLoadError(
+                    self.source, f"example_inputs returned {error.value}", f"return {EXPECTED}", self._inputs_line()
+                ) from None
+
+    def _inputs_line(self) -> int:
+        code = getattr(self.example_inputs, "__code__", None)
+        return code.co_firstlineno if code is not None and _is_same(code.co_filename, self.path) else 0
+
 
 def load_model_file(spec: str) -> ModelFile:
     """Import a model file and find its parts; nothing is built yet.
@@ -80,37 +112,6 @@ def load_model_file(spec: str) -> ModelFile:
         example_inputs=example_inputs,
         loss=getattr(module, "loss", None),
     )
-
-
-def make_inputs(model_file: ModelFile, batch: int | None = None, seq: int | None = None) -> tuple[Pair, ...]:
-    """The pairs of example inputs of a model file.
-
-    Args:
-        model_file: a loaded model file.
-        batch: batch size to ask for.
-        seq: sequence length to ask for.
-
-    Raises:
-        ModelLoadError: it has none, they fail, or they are no pairs.
-        RequestError: they cannot be asked for a batch size or sequence length.
-    """
-    source = model_file.source
-    if model_file.example_inputs is None:
-        raise ModelLoadError(
-            source,
-            "it has no example inputs",
-            "define example_inputs(batch=None, seq=None) that returns (args, kwargs) of one training step, "
-            "or plan from the module tree alone with --frontend tree",
-        )
-    with importable(Path(model_file.path).parent), user_code(source, model_file.path, "example_inputs failed"):
-        try:
-            return read_pairs(model_file.example_inputs, batch, seq)
-        except RequestError as error:
-            if error.field != "inputs":
-                raise
-            raise ModelLoadError(
-                source, f"example_inputs returned a {error.value}", f"return {EXPECTED}", _first_line(model_file)
-            ) from None
 
 
 @contextmanager
@@ -238,11 +239,6 @@ def _factory(spec: str, module: ModuleType, factory: str) -> Callable[[], Any]:
     if not callable(found):
         raise ModelLoadError(spec, f"{factory or 'the factory'} is a {type(found).__name__}, not a model", NO_FACTORY)
     return found
-
-
-def _first_line(model_file: ModelFile) -> int:
-    code = getattr(model_file.example_inputs, "__code__", None)
-    return code.co_firstlineno if code is not None and _is_same(code.co_filename, model_file.path) else 0
 
 
 def _is_same(filename: str | None, path: str) -> bool:
