@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 
+from autoshard.capture import fingerprint_items
 from autoshard.errors import Difference
 from autoshard.plan import Decisions, Plan, fingerprint
 from autoshard.runtime.mesh import found_num_shards, mesh_differences
@@ -197,8 +198,6 @@ def _shard_dim_differences(plan: Decisions, owned: Ownership, num_shards: int) -
 def _fingerprint_difference(model: nn.Module, plan: Decisions) -> list[Difference]:
     if not isinstance(plan, Plan):
         return []
-    from autoshard.capture import fingerprint_items
-
     fqns = {fqn for unit in plan.units for fqn in unit.modules} | set(plan.recompute)
     fqns |= {method.module for method in plan.methods}
     found = fingerprint(fingerprint_items(model), fqns)
