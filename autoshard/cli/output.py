@@ -3,16 +3,14 @@
 import contextlib
 import os
 import sys
+from typing import TextIO
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-"""Names in a plan file may hold anything; none of it may steer a terminal."""
+from autoshard.report import escape
 
 
 def write_text(text: str) -> None:
     """Write text for people and a line break to stdout; what the terminal's encoding lacks is escaped."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    clean = text.translate(_CONTROL) + "\n"
-    sys.stdout.write(clean.encode(encoding, "backslashreplace").decode(encoding))
+    _write(sys.stdout, text)
 
 
 def write_bytes(data: bytes) -> None:
@@ -28,10 +26,14 @@ def write_bytes(data: bytes) -> None:
 def write_error(text: str) -> None:
     """Write one message to stderr, with the name of the program before it."""
     sys.stdout.flush()
-    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    clean = f"autoshard: {text}".translate(_CONTROL) + "\n"
-    sys.stderr.write(clean.encode(encoding, "backslashreplace").decode(encoding))
+    _write(sys.stderr, f"autoshard: {text}")
     sys.stderr.flush()
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    clean = "\n".join(escape(line) for line in text.split("\n")) + "\n"
+    stream.write(clean.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def flush() -> None:

@@ -12,15 +12,15 @@ class Progress:
 
     Args:
         write: takes one line.
-        delay_s: seconds of silence.
+        delay_s: seconds of silence, ``DELAY_S`` if not given.
     """
 
-    def __init__(self, write: Callable[[str], None], delay_s: float = DELAY_S) -> None:
+    def __init__(self, write: Callable[[str], None], delay_s: float | None = None) -> None:
         self._write = write
         self._lock = threading.Lock()
         self._is_late = False
         self._latest = ""
-        self._timer = threading.Timer(delay_s, self._wake)
+        self._timer = threading.Timer(DELAY_S if delay_s is None else delay_s, self._wake)
         self._timer.daemon = True
 
     def __call__(self, stage: str) -> None:

@@ -78,6 +78,8 @@ def decode_plan(data: bytes, source: str = "") -> Plan:
     if type(version) is int and version != VERSION:
         # First of all: what else a file of another version holds is not for this release to judge.
         raise PlanVersionError(version, (VERSION,), source)
+    if isinstance(tree, dict) and "version" not in tree:
+        raise PlanFormatError("$", "has no field `version`", source)
     bad = _first_bad(tree)
     if bad is not None:
         raise PlanFormatError(*bad, source)

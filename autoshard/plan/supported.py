@@ -15,6 +15,11 @@ _NOT_YET: tuple[tuple[str, str, Callable[[Decisions], bool]], ...] = (
 )
 
 
+def unsupported() -> tuple[str, ...]:
+    """What cannot be applied yet, in words."""
+    return tuple(what for _, what, _ in _NOT_YET)
+
+
 def require_supported(plan: Decisions, source: str = "") -> None:
     """Refuse a plan that asks for what ``apply_plan`` cannot apply yet.
 

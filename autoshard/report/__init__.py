@@ -3,12 +3,13 @@
 from autoshard.report.explain import explain, list_codes, title
 from autoshard.report.findings import format_diagnostics
 from autoshard.report.plan_text import format_plan, format_verdict
-from autoshard.report.table import Table, format_table
+from autoshard.report.table import Table, escape, format_table
 from autoshard.report.tables import alternatives_table, memory_table, units_table
 
 __all__ = [
     "Table",
     "alternatives_table",
+    "escape",
     "explain",
     "format_diagnostics",
     "format_plan",

@@ -10,6 +10,7 @@ import msgspec
 from autoshard.plan.json_schema import STRUCTS, field_descriptions, summary
 from autoshard.plan.save import FIELD_ORDER
 from autoshard.plan.schema import Plan
+from autoshard.plan.supported import unsupported
 from autoshard.report.explain import explain, list_codes, title
 
 _STAGES = {
@@ -36,8 +37,9 @@ host or path. Every field is required but those marked as optional, which are le
 
 The loader is strict: an unknown, missing, repeated or wrongly typed field is a `PlanFormatError` with its JSON path; a
 `version` that this release cannot read is a `PlanVersionError`; and what `apply_plan` of this release cannot do yet
-(recompute, replicated parameters, rebuilt buffers, offload, casting outputs, uncast inputs) is refused by name. Beyond
-the types it holds that
+is refused by name: {not_yet}.
+
+Beyond the types it holds that
 
 - the mesh has one axis (`shard`) or two (`replicate`, then `shard`) with distinct names and sizes from 1;
 - each module stands in one unit, before its ancestors; the last unit is the root, `[""]`, alone;
@@ -61,7 +63,7 @@ def diagnostics_page() -> str:
 
 def plan_file_page() -> str:
     """The page of the fields of a plan, from the docstrings of the schema."""
-    parts = [_PLAN_FILE_HEAD]
+    parts = [_PLAN_FILE_HEAD.replace("{not_yet}", ", ".join(unsupported()))]
     for struct in STRUCTS:
         name = "The file" if struct is Plan else struct.__name__
         parts.append(f"## {name}\n\n{_markdown(summary(struct))}\n\n{_fields(struct)}")

@@ -23,6 +23,14 @@ class Table:
     numeric: tuple[str, ...] = ()
 
 
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+def escape(text: str) -> str:
+    """Text on one line in which nothing can steer a terminal: names in a plan file may hold anything."""
+    return text.translate(_CONTROL)
+
+
 def format_table(table: Table) -> str:
     """Text of a table, without a line break at the end."""
     if not table.rows:
@@ -31,5 +39,6 @@ def format_table(table: Table) -> str:
     from tabulate import tabulate
 
     align = tuple("right" if name in table.numeric else "left" for name in table.headers)
-    drawn = tabulate(table.rows, headers=table.headers, tablefmt="simple", colalign=align, disable_numparse=True)
-    return f"{table.title}\n" + "\n".join(line.rstrip() for line in drawn.splitlines())
+    rows = [[escape(cell) for cell in row] for row in table.rows]
+    drawn = tabulate(rows, headers=table.headers, tablefmt="simple", colalign=align, disable_numparse=True)
+    return f"{table.title}\n" + "\n".join(line.rstrip() for line in drawn.split("\n"))
