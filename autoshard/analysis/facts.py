@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from autoshard.analysis.on_demand import on_demand
 from autoshard.analysis.order import Run, execution_order, runs
-from autoshard.analysis.repeats import repeated_blocks, siblings
+from autoshard.analysis.repeats import repeated_blocks
 from autoshard.analysis.space import Block
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
@@ -21,7 +22,7 @@ class Facts:
         order: FQNs of the called modules by their first run.
         blocks: runs of isomorphic siblings.
         shared: FQNs of the modules with parameters that stand under two or more parents.
-        skipped_siblings: for each element of a list of which like elements ran and others did not, the latter.
+        on_demand: modules that may run on some ranks only, with the sign of it.
     """
 
     graph: ModelGraph
@@ -31,7 +32,7 @@ class Facts:
     order: tuple[str, ...]
     blocks: tuple[Block, ...]
     shared: tuple[str, ...]
-    skipped_siblings: dict[str, tuple[str, ...]]
+    on_demand: dict[str, str]
 
 
 def gather_facts(graph: ModelGraph, num_shards: int) -> Facts:
@@ -48,16 +49,5 @@ def gather_facts(graph: ModelGraph, num_shards: int) -> Facts:
         order=execution_order(graph),
         blocks=repeated_blocks(graph),
         shared=tuple(fqn for fqn in tree.nodes if len(tree.parents[fqn]) > 1 and tree.keys(fqn)),
-        skipped_siblings=_skipped_siblings(graph),
+        on_demand=on_demand(graph),
     )
-
-
-def _skipped_siblings(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
-    tree = Tree.of(graph)
-    found: dict[str, tuple[str, ...]] = {}
-    for (anchor, _), modules in siblings(graph).items():
-        skipped = tuple(fqn for fqn in modules if not tree.nodes[fqn].num_calls)
-        # A parent with a forward names its children one by one: which of them run is written down there.
-        if 0 < len(skipped) < len(modules) and not tree.nodes[anchor].has_forward:
-            found.update(dict.fromkeys(modules, skipped))
-    return found

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from autoshard.analysis.on_demand import on_demand
 from autoshard.analysis.order import Run
-from autoshard.analysis.repeats import siblings
 from autoshard.errors import Diagnostic
 from autoshard.ir import LOSS, ParamInfo
 from autoshard.plan.schema import Decisions
@@ -25,18 +25,14 @@ def modules_take_hooks(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def not_on_demand(subject: Subject) -> Iterator[Diagnostic]:
-    """No unit lies in a list of like modules of which only some ran."""
-    nodes = subject.tree.nodes
-    on_demand: set[str] = set()
-    for (parent, _), alike in siblings(subject.graph).items():
-        if not nodes[parent].has_forward and len({nodes[fqn].num_calls > 0 for fqn in alike}) == 2:
-            on_demand.update(alike)
+    """No unit lies in a module that only some ranks may run."""
+    some_ranks = on_demand(subject.graph)
     for modules, keys in zip(subject.units, subject.owned, strict=True):
         for module in modules:
-            around = on_demand & ({module} | subject.tree.above(module))
+            around = sorted(some_ranks.keys() & ({module} | subject.tree.above(module)))
             if around and keys:
-                message = f"only some of the modules like {min(around)} ran; ranks that run others would wait forever"
-                yield finding("AS218", module, message, "leave their parameters to the module that contains them all")
+                message = f"{some_ranks[around[0]]}; ranks that do not run the unit would make the others wait forever"
+                yield finding("AS218", module, message, "leave its parameters to a module that every rank runs")
 
 
 def read_while_unsharded(subject: Subject) -> Iterator[Diagnostic]:

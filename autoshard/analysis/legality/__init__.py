@@ -34,7 +34,7 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
         replicated=tuple(key for key in facts.tree.params if key in draft.replicated),
         shard_dims=shard_dims,
         root_must_keep=keep,
-        reduce_unused=bool(facts.skipped_siblings),
+        reduce_unused=bool(facts.on_demand),
         methods=tuple(dict.fromkeys(methods)),
         diagnostics=condense(findings),
     )

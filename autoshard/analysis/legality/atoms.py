@@ -12,9 +12,9 @@ subtree except what lies in a required atom below. Two rules make other atoms re
 from dataclasses import dataclass, field
 
 from autoshard.analysis.facts import Facts
+from autoshard.analysis.legality.findings import Finding
 from autoshard.analysis.legality.modules import bar, is_never_used
 from autoshard.analysis.legality.params import is_replicated
-from autoshard.errors import Diagnostic
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Draft:
     atoms: dict[str, None] = field(default_factory=dict)
     required: dict[str, None] = field(default_factory=dict)
     unused: dict[str, None] = field(default_factory=dict)
-    findings: list[Diagnostic] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def find_atoms(facts: Facts) -> Draft:
@@ -127,15 +127,15 @@ def _shared_below(draft: Draft, fqn: str) -> tuple[tuple[str, ...], str]:
     return tuple(required), ""
 
 
-def _escape(fqn: str, blocker: str) -> Diagnostic | None:
+def _escape(fqn: str, blocker: str) -> Finding | None:
     if not blocker:
         return None
     message = f"the module {blocker} in it also stands under a parent outside it, and cannot be a unit of its own"
-    return Diagnostic(code="AS206", severity="note", where=fqn, message=message)
+    return Finding(code="AS206", severity="note", where=fqn, message=message)
 
 
-def _unused(fqn: str) -> Diagnostic:
-    return Diagnostic(
+def _unused(fqn: str) -> Finding:
+    return Finding(
         code="AS204",
         severity="warning",
         where=fqn,
@@ -154,7 +154,7 @@ def trainable_dtypes(facts: Facts, keys: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _separate_dtypes(draft: Draft, fqn: str, keys: tuple[str, ...]) -> tuple[tuple[str, ...], Diagnostic | None]:
+def _separate_dtypes(draft: Draft, fqn: str, keys: tuple[str, ...]) -> tuple[tuple[str, ...], Finding | None]:
     """Atoms that must be units so that what this module owns has one trainable dtype, or why that cannot be."""
     facts = draft.facts
     if len(trainable_dtypes(facts, keys)) <= 1:
@@ -200,12 +200,12 @@ def _commonest(facts: Facts, keys: tuple[str, ...]) -> str:
     return min(nbytes, key=lambda dtype: (-nbytes[dtype], dtype))
 
 
-def _clash(fqn: str, dtypes: dict[str, str]) -> Diagnostic:
+def _clash(fqn: str, dtypes: dict[str, str]) -> Finding:
     named = " and ".join(f"{key} ({dtype})" for dtype, key in dtypes.items())
     what = f"it would own trainable parameters of different dtypes: {named}"
     if fqn:
-        return Diagnostic(code="AS209", severity="note", where=fqn, message=what)
-    return Diagnostic(
+        return Finding(code="AS209", severity="note", where=fqn, message=what)
+    return Finding(
         code="AS209",
         severity="error",
         where="(root)",

@@ -1,16 +1,41 @@
 """Findings of the rules, and how many alike become one diagnostic.
 
 The same rule bars the same module of every block; a user wants to read it once. Findings are alike if they have one
-code and one text apart from the numbers inside FQNs.
+code, one severity, and one cause: the message, unless the rule names another.
 """
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from autoshard.errors import Diagnostic
+from autoshard.errors import Diagnostic, Severity
+
+SHOWN = 3
+"""Patterns of further places that a diagnostic names."""
 
 _PATH = re.compile(r"\w+(?:\.\w+)+")
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one rule says about one module or parameter.
+
+    Attributes:
+        code: of the rule.
+        severity: of the rule.
+        where: FQN of the module or parameter, ``(root)`` for the root.
+        message: the reason.
+        remedy: what to do.
+        cause: findings of one rule and one cause become one diagnostic; empty for the message.
+    """
+
+    code: str
+    severity: Severity
+    where: str
+    message: str
+    remedy: str = ""
+    cause: str = ""
 
 
 def pattern(text: str) -> str:
@@ -23,29 +48,27 @@ def pattern(text: str) -> str:
     return _PATH.sub(lambda found: _INDEX.sub("*", found[0]), text)
 
 
-def condense(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """One diagnostic for all that are alike: the first of them, with the number and the pattern of the others.
+def condense(findings: Iterable[Finding]) -> tuple[Diagnostic, ...]:
+    """One diagnostic for all that are alike: the outermost of them, with the number and the patterns of the others.
 
     Order: errors, warnings, notes; within a severity by code, then as found.
     """
-    alike: dict[tuple[str, str, str, str], list[Diagnostic]] = {}
+    alike: dict[tuple[str, str, str], list[Finding]] = {}
     for found in findings:
-        key = (found.code, found.severity, pattern(found.where), pattern(found.message))
-        alike.setdefault(key, []).append(found)
-    condensed = [_merged(group, key[2]) for key, group in alike.items()]
+        cause = pattern(found.cause or found.message)
+        alike.setdefault((found.code, found.severity, cause), []).append(found)
     ranks = {"error": 0, "warning": 1, "note": 2}
-    return tuple(sorted(condensed, key=lambda found: (ranks[found.severity], found.code)))
+    merged = [_merged(group) for group in alike.values()]
+    return tuple(sorted(merged, key=lambda found: (ranks[found.severity], found.code)))
 
 
-def _merged(group: list[Diagnostic], where: str) -> Diagnostic:
-    first = group[0]
-    places = len({found.where for found in group})
-    if places == 1:
-        return first
-    return Diagnostic(
-        code=first.code,
-        severity=first.severity,
-        where=first.where,
-        message=f"{first.message} (and {places - 1} more alike: {where})",
-        remedy=first.remedy,
-    )
+def _merged(group: list[Finding]) -> Diagnostic:
+    # The outermost place stands for all: what bars it bars what lies inside.
+    first = min(group, key=lambda found: found.where.count("."))
+    others = list(dict.fromkeys(found.where for found in group if found.where != first.where))
+    message = first.message
+    if others:
+        patterns = list(dict.fromkeys(map(pattern, others)))
+        named = ", ".join(patterns[:SHOWN]) + (", …" if len(patterns) > SHOWN else "")
+        message += f" (and {len(others)} more alike: {named})"
+    return Diagnostic(code=first.code, severity=first.severity, where=first.where, message=message, remedy=first.remedy)

@@ -9,10 +9,24 @@ from dataclasses import dataclass
 
 from autoshard.analysis.access import reader, uncovered_reads
 from autoshard.analysis.facts import Facts
+from autoshard.analysis.legality.findings import Finding
 from autoshard.analysis.order import Run
-from autoshard.errors import Diagnostic, Severity
+from autoshard.errors import Severity
 
 Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a module may not be a unit.
+
+    Attributes:
+        message: for people.
+        cause: what makes it alike to others of the same rule; empty for the message.
+    """
+
+    message: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,46 +42,49 @@ class ModuleRule:
 
     code: str
     severity: Severity
-    reason: Callable[[Facts, str, Keys], str | None]
+    reason: Callable[[Facts, str, Keys], Reason | None]
     remedy: str = ""
 
 
-def _no_forward(facts: Facts, fqn: str, keys: Keys) -> str | None:
+def _no_forward(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     node = facts.tree.nodes[fqn]
-    return None if node.has_forward else "it has no forward of its own, so it is no unit; the modules in it may be"
-
-
-def _on_demand(facts: Facts, fqn: str, keys: Keys) -> str | None:
-    skipped = facts.skipped_siblings.get(fqn)
-    if not skipped:
+    if node.has_forward:
         return None
-    return (
-        f"of its like siblings some ran and some did not ({skipped[0]}): which ones run may differ between ranks, "
-        "so none of them is a unit"
-    )
+    return Reason("it has no forward of its own, so it is no unit; the modules in it may be")
 
 
-def _tied(facts: Facts, fqn: str, keys: Keys) -> str | None:
+def _on_demand(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
+    around = facts.tree.above(fqn) | {fqn}
+    for module, sign in facts.on_demand.items():
+        if module in around:
+            return Reason(f"{sign}, so ranks may differ in what they run, and neither it nor a part of it is a unit")
+    return None
+
+
+def _tied(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     inside = facts.tree.below(fqn)
     for key in keys:
         for holder in facts.tree.params[key].holders:
             if holder not in inside:
-                return f"its parameter {key} is also registered in {holder or '(root)'}, and a parameter has one owner"
+                elsewhere = holder or "(root)"
+                return Reason(f"its parameter {key} is also registered in {elsewhere}, and a parameter has one owner")
     return None
 
 
-def _read_outside(facts: Facts, fqn: str, keys: Keys) -> str | None:
+def _read_outside(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     for key in keys:
         stacks = uncovered_reads(facts.tree.params[key], (fqn,))
         if stacks:
-            return f"its parameter {key} is read by {reader(stacks[0])} while this module's forward is not running"
+            who = reader(stacks[0])
+            message = f"its parameter {key} is read by {who} while this module's forward is not running"
+            return Reason(message, cause=f"read by {who}")
     return None
 
 
-def _not_called(facts: Facts, fqn: str, keys: Keys) -> str | None:
+def _not_called(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     if facts.tree.nodes[fqn].num_calls or is_never_used(facts, fqn):
         return None
-    return "parts of it run, but its own forward does not, so nothing would unshard it"
+    return Reason("parts of it run, but its own forward does not, so nothing would unshard it")
 
 
 def is_never_used(facts: Facts, fqn: str) -> bool:
@@ -78,11 +95,11 @@ def is_never_used(facts: Facts, fqn: str) -> bool:
     )
 
 
-def _no_hook(facts: Facts, fqn: str, keys: Keys) -> str | None:
+def _no_hook(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     for run in facts.runs.get(fqn, ()):
         reason = hidden_output(run)
         if reason is not None:
-            return reason
+            return Reason(reason)
     return None
 
 
@@ -94,8 +111,8 @@ def hidden_output(run: Run) -> str | None:
     kind = span.output_kind
     name = kind.removeprefix("opaque:")
     if not span.output_needs_grad:
-        what = f"its result is a {name}" if kind != name else f"its result ({kind}) holds no tensor with a gradient"
-        return f"{what}, in which FSDP2 finds no tensor to hook, but backward passes through it"
+        what = f"its result is a {name}" if kind != name else f"no tensor in its result ({kind}) has a gradient"
+        return f"{what}; FSDP2 finds nothing there to put its hook on, but backward passes through the module"
     if kind != name and _bytes_read_later(run) > span.output_bytes:
         return f"a part of its result is a {name}, in which FSDP2 finds no tensors, and later code uses it"
     return None
@@ -144,12 +161,17 @@ MODULE_RULES = (
 """Every rule about a single module, in the order in which they are asked."""
 
 
-def bar(facts: Facts, fqn: str, keys: Keys) -> Diagnostic | None:
+def bar(facts: Facts, fqn: str, keys: Keys) -> Finding | None:
     """The first rule that bars a module from being a unit that owns these parameters."""
     for rule in MODULE_RULES:
         reason = rule.reason(facts, fqn, keys)
         if reason is not None:
-            return Diagnostic(
-                code=rule.code, severity=rule.severity, where=fqn or "(root)", message=reason, remedy=rule.remedy
+            return Finding(
+                code=rule.code,
+                severity=rule.severity,
+                where=fqn or "(root)",
+                message=reason.message,
+                remedy=rule.remedy,
+                cause=reason.cause,
             )
     return None

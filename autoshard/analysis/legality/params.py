@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autoshard.analysis.facts import Facts
-from autoshard.errors import Diagnostic, Severity
+from autoshard.analysis.legality.findings import Finding
+from autoshard.errors import Severity
 from autoshard.ir import LOSS, ParamInfo
 
 REPLICATED_SEVERITY: Severity = "error"
@@ -148,13 +149,13 @@ PARAM_RULES = (
 """Every rule about a single parameter, in the order of their codes."""
 
 
-def param_findings(facts: Facts) -> Iterator[Diagnostic]:
+def param_findings(facts: Facts) -> Iterator[Finding]:
     """What the rules say about each parameter."""
     for param in facts.graph.params:
         for rule in PARAM_RULES:
             reason = rule.reason(param, facts)
             if reason is not None:
-                yield Diagnostic(
+                yield Finding(
                     code=rule.code, severity=rule.severity, where=param.key, message=reason, remedy=rule.remedy
                 )
 
@@ -172,7 +173,7 @@ def divisible_dim(param: ParamInfo, num_shards: int) -> int:
     return next((dim for dim, size in enumerate(param.shape) if dim and size and size % num_shards == 0), 0)
 
 
-def choose_shard_dims(facts: Facts) -> tuple[dict[str, int], tuple[Diagnostic, ...]]:
+def choose_shard_dims(facts: Facts) -> tuple[dict[str, int], tuple[Finding, ...]]:
     """Shard dims of the parameters whose dim 0 is smaller than the number of shards, with notes.
 
     Sharded along dim 0 such a parameter is padded to one row for each rank: its buffers grow by the number of shards
@@ -189,11 +190,11 @@ def choose_shard_dims(facts: Facts) -> tuple[dict[str, int], tuple[Diagnostic, .
         if dim:
             dims[param.key] = dim
             message = f"it has {rows} for {facts.num_shards} shards, so it is sharded along dim {dim} instead of 0"
-            notes.append(Diagnostic(code="AS219", severity="note", where=param.key, message=message))
+            notes.append(Finding(code="AS219", severity="note", where=param.key, message=message))
         elif waste >= LARGE_WASTE_BYTES:
             message = f"it has {rows} for {facts.num_shards} shards, which divide no other dim: padded by {waste} bytes"
             notes.append(
-                Diagnostic(
+                Finding(
                     code="AS220",
                     severity="note",
                     where=param.key,

@@ -2,8 +2,8 @@
 
 from autoshard.analysis.facts import Facts
 from autoshard.analysis.legality.atoms import Draft, outermost, trainable_dtypes
+from autoshard.analysis.legality.findings import Finding
 from autoshard.analysis.legality.modules import hidden_output
-from autoshard.errors import Diagnostic
 from autoshard.ir import LOSS
 
 
@@ -17,7 +17,7 @@ def must_keep_root(draft: Draft) -> bool:
     read = loss_reads(draft.facts)
     for key in read:
         message = "the loss reads it after the root's forward, so the root stays unsharded until backward"
-        draft.findings.append(Diagnostic(code="AS207", severity="note", where=key, message=message))
+        draft.findings.append(Finding(code="AS207", severity="note", where=key, message=message))
     reason = next(filter(None, map(hidden_output, draft.facts.runs.get("", ()))), None)
     if reason is None:
         return bool(read)
@@ -26,7 +26,7 @@ def must_keep_root(draft: Draft) -> bool:
         draft.required[hooked] = None
         reason += f"; so the root stays unsharded until backward, and {hooked} is a unit of its own"
     draft.findings.append(
-        Diagnostic(
+        Finding(
             code="AS217",
             severity="warning" if hooked else "error",
             where="(root)",
@@ -55,7 +55,7 @@ def loss_reads(facts: Facts) -> tuple[str, ...]:
     return tuple(param.key for param in facts.graph.params if any(stack[:1] == (LOSS,) for stack in param.readers))
 
 
-def hookless_modules(facts: Facts) -> list[Diagnostic]:
+def hookless_modules(facts: Facts) -> list[Finding]:
     """Modules that take no hooks although every plan puts them below a unit."""
     found = []
     for node in facts.graph.modules:
@@ -68,5 +68,5 @@ def hookless_modules(facts: Facts) -> list[Diagnostic]:
     return found
 
 
-def _hookless(fqn: str, message: str, remedy: str) -> Diagnostic:
-    return Diagnostic(code="AS202", severity="error", where=fqn or "(root)", message=message, remedy=remedy)
+def _hookless(fqn: str, message: str, remedy: str) -> Finding:
+    return Finding(code="AS202", severity="error", where=fqn or "(root)", message=message, remedy=remedy)
