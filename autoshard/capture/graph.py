@@ -6,12 +6,14 @@ what legality asks for.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from autoshard.capture.inputs import Pair, input_infos, read_pairs
+from autoshard.capture.paths import united_spans
 from autoshard.capture.step import Traced, trace_step
 from autoshard.capture.structure import repeat_classes
 from autoshard.capture.tree import (
@@ -24,7 +26,7 @@ from autoshard.capture.tree import (
     static_traits,
 )
 from autoshard.errors import CaptureError, Diagnostic, RequestError
-from autoshard.ir import ModelGraph, ModuleNode, ParamInfo
+from autoshard.ir import CALLER, ModelGraph, ModuleNode, Moment, ParamInfo, Region, StorageInfo
 
 COMPUTE_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 """Dtypes that a step can be traced in; ``float32`` leaves everything as it is stored."""
@@ -85,7 +87,7 @@ def capture(
         modules=_modules(tree, traced),
         params=_params(tree, traced),
         buffers=buffer_infos(tree),
-        regions=(traced[0].region,),
+        regions=(_united(traced, tree),),
         diagnostics=tuple(diagnostics),
     )
 
@@ -192,6 +194,24 @@ def _has_ancestor(fqn: str, among: set[str], tree: ModuleTree) -> bool:
         if fqn in among:
             return True
     return False
+
+
+def _united(traced: list[Traced], tree: ModuleTree) -> Region:
+    """The first region; what only other inputs run and train stands in it without ops.
+
+    Module runs are put, with no length, where they would come; gradients are at the end of the backward.
+    """
+    region, missing = traced[0].region, set().union(*(one.trained for one in traced[1:])) - traced[0].trained
+    for one in traced[1:]:
+        region = replace(region, spans=united_spans(region, one.region))
+    sizes = {s.param: s.nbytes for one in traced for s in one.region.storages if s.kind == "gradient"}
+    end = Moment(phase="backward", index=len(region.backward) - 1)
+    extra = tuple(
+        StorageInfo(nbytes=sizes[key], born=end, dies=CALLER, kind="gradient", param=key)
+        for key in tree.params
+        if key in missing
+    )
+    return replace(region, storages=(*region.storages, *extra))
 
 
 def _modules(tree: ModuleTree, traced: list[Traced]) -> tuple[ModuleNode, ...]:

@@ -95,16 +95,28 @@ class StorageLog:
     def finish(self, grads: dict[str, torch.Tensor]) -> tuple[StorageInfo, ...]:
         """The storages as the IR lists them; what is alive now outlives the step.
 
+        Gradients of parameters that were joined in the forward may be views of one storage. It is then listed once
+        for each of them, with the bytes of its gradient. The values of a sparse gradient have a storage that no op
+        showed; it is listed at the end of the backward.
+
         Args:
             grads: gradient by parameter key.
         """
         self.is_closed = True
-        owner = {}
+        keys: dict[int, list[str]] = {}
+        sizes: dict[str, int] = {}
         for key, grad in grads.items():
-            storage = _storage(grad)
-            if storage is not None and storage._cdata in self._live:
-                owner[self._live[storage._cdata]] = key
-        return tuple(self._info(record, owner.get(number, "")) for number, record in enumerate(self.records))
+            dense = grad if grad.layout is torch.strided else grad._values()
+            keys.setdefault(self._live.get(dense.untyped_storage()._cdata, -1), []).append(key)
+            sizes[key] = dense.numel() * dense.element_size()
+        last = StorageRecord(0, "backward", len(self.backward) - 1, "activation", None)
+        infos = []
+        others = [(last, key, sizes[key]) for key in keys.get(-1, ())]
+        for number, record in enumerate(self.records):
+            first, *rest = keys.get(number, [""])
+            others += [(record, key, sizes[key]) for key in rest]
+            infos.append(self._info(record, first, record.nbytes - sum(sizes[key] for key in rest)))
+        return (*infos, *(self._info(record, key, nbytes) for record, key, nbytes in others))
 
     def _index(self, storage: torch.UntypedStorage, kind: StorageKind, span: Any) -> int:
         cdata = storage._cdata
@@ -124,7 +136,7 @@ class StorageLog:
             if record.died < 0 and self.phase == "backward":  # freed before the first backward op
                 record.died_phase, record.died = "forward", len(self.forward) - 1
 
-    def _info(self, record: StorageRecord, param: str) -> StorageInfo:
+    def _info(self, record: StorageRecord, param: str, nbytes: int) -> StorageInfo:
         is_given = record.kind in ("input", "buffer")
         outlives = record.died_phase == ALIVE
         kind: StorageKind
@@ -137,7 +149,7 @@ class StorageLog:
         else:
             kind = "temporary" if record.born_phase == record.died_phase else "activation"
         return StorageInfo(
-            nbytes=record.nbytes,
+            nbytes=nbytes,
             born=CALLER if is_given else Moment(phase=record.born_phase, index=record.born),  # type: ignore[arg-type]
             dies=CALLER if outlives or is_given else Moment(phase=record.died_phase, index=max(0, record.died)),  # type: ignore[arg-type]
             kind=kind,
