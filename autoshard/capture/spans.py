@@ -29,6 +29,10 @@ NO_SEQUENCE = 1 << 63
 """Nodes that accumulate gradients have numbers from here on."""
 
 
+FAILED = "_autoshard_module"
+"""Attribute of an exception: FQN of the innermost module that it left."""
+
+
 class Span:
     """One run of a module's hooked forward; positions are filled in while the step goes on."""
 
@@ -77,7 +81,6 @@ class ModuleStack:
         spans: all spans in the order of their start.
         num_calls: runs by module, without those that compute again.
         recomputed: FQNs of the modules that run again during backward, the outermost of each run.
-        failed: the innermost module that an exception left, and that exception.
     """
 
     def __init__(self, tree: ModuleTree, log: StorageLog) -> None:
@@ -86,7 +89,6 @@ class ModuleStack:
         self.spans: list[Span] = []
         self.num_calls: Counter[str] = Counter()
         self.recomputed: set[str] = set()
-        self.failed: tuple[BaseException | None, str] = (None, "")
         self._by_module: dict[str, list[Span]] = defaultdict(list)
         self._numbers: list[int] = [0]
         self._number_spans: list[Span | None] = [None]
@@ -147,8 +149,8 @@ class ModuleStack:
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
-            if self.failed[0] is not error:
-                self.failed = (error, fqn)
+            if not hasattr(error, FAILED):  # on the error itself: to keep the error would keep its tensors alive
+                setattr(error, FAILED, fqn)
             raise
         finally:
             self.frames.pop()

@@ -22,7 +22,7 @@ from autoshard.capture.fake import FakeMode, FakeModel
 from autoshard.capture.inputs import Pair, fake_pair
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
-from autoshard.capture.spans import ModuleStack, Span
+from autoshard.capture.spans import FAILED, ModuleStack, Span
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.tracer import Tracer
 from autoshard.capture.tree import ModuleTree
@@ -184,14 +184,14 @@ def _errors(stack: ModuleStack, log: StorageLog) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_OWN):
             raise  # a bug of this package, not of the user's
-        failed, fqn = stack.failed
-        where = (fqn or "(root)") if failed is error else "(root)"
+        fqn = getattr(error, FAILED, None)
+        where = fqn or "(root)"
         reason = f"{type(error).__name__}: {error}{_user_line(error)}"
         if log.phase == "backward":
             raise CaptureError(
                 where, f"the backward failed: {reason}", "check that loss.backward() works on a real batch"
             ) from error
-        if stack.num_calls and not stack.frames and failed is not error:
+        if stack.num_calls and fqn is None:
             raise CaptureError(
                 "(root)", f"the loss failed: {reason}", "check that loss(outputs) takes what the model returns"
             ) from error
