@@ -6,7 +6,6 @@ reshards it after the last, so every member must run, once, and backward must en
 """
 
 from bisect import bisect_left
-from itertools import islice
 
 from autoshard.analysis.access import uncovered_reads
 from autoshard.analysis.facts import Facts
@@ -23,13 +22,15 @@ def groupable_pairs(draft: Draft) -> tuple[tuple[str, str], ...]:
     )
     positions = [run.start for run in starts]
     reads = read_positions(facts.graph)
+    dtypes = {fqn: _member_dtypes(draft, fqn) for fqn in draft.atoms}
     pairs = []
     for run in starts:
-        if not _may_be_member(draft, run.module):
+        if dtypes[run.module] is None:
             continue
         for follower in _followers(facts, starts, bisect_left(positions, run.end), run):
             is_read_between = bisect_left(reads, run.end) < bisect_left(reads, follower.start)
-            if not is_read_between and _may_share(draft, run.module, follower.module):
+            has_one_dtype = dtypes[run.module] == dtypes[follower.module]
+            if has_one_dtype and not is_read_between and _is_hooked(facts, follower.module):
                 pairs.append((run.module, follower.module))
     # Inner pairs first: the last pair of a module in either place is the outermost one.
     depth = {fqn: len(facts.tree.above(fqn)) for fqn in draft.atoms}
@@ -40,7 +41,8 @@ def groupable_pairs(draft: Draft) -> tuple[tuple[str, str], ...]:
 def _followers(facts: Facts, starts: list[Run], index: int, run: Run) -> list[Run]:
     """The first atom that starts after a run, and those that start first inside it."""
     found: list[Run] = []
-    for candidate in islice(starts, index, None):
+    for place in range(index, len(starts)):
+        candidate = starts[place]
         if found and not (facts.tree.is_inside(candidate.module, found[-1].module) and candidate.end <= found[-1].end):
             break
         if facts.tree.is_inside(candidate.module, run.module) or facts.tree.is_inside(run.module, candidate.module):
@@ -49,16 +51,13 @@ def _followers(facts: Facts, starts: list[Run], index: int, run: Run) -> list[Ru
     return found
 
 
-def _may_be_member(draft: Draft, fqn: str) -> bool:
+def _member_dtypes(draft: Draft, fqn: str) -> frozenset[str] | None:
+    """Trainable dtypes of an atom that may be a member of a list: it owns parameters and runs once."""
     runs = draft.facts.runs.get(fqn, ())
-    return fqn != "" and len(runs) == 1 and runs[0].end > runs[0].start and bool(owned_at_most(draft, fqn))
-
-
-def _may_share(draft: Draft, first: str, second: str) -> bool:
-    if not _may_be_member(draft, second) or not _is_hooked(draft.facts, second):
-        return False
-    dtypes = [set(trainable_dtypes(draft.facts, owned_at_most(draft, fqn))) for fqn in (first, second)]
-    return dtypes[0] == dtypes[1]
+    keys = owned_at_most(draft, fqn)
+    if fqn == "" or len(runs) != 1 or runs[0].end == runs[0].start or not keys:
+        return None
+    return frozenset(trainable_dtypes(draft.facts, keys))
 
 
 def _is_hooked(facts: Facts, fqn: str) -> bool:
@@ -95,15 +94,29 @@ def _members(draft: Draft, key: str) -> tuple[str, ...]:
     choices = [_hosts(facts, holder, holders) for holder in holders]
     if not all(choices):
         return ()
-    chosen = [options[0] for options in choices]
-    for stack in uncovered_reads(facts.tree.params[key], tuple(chosen)):
-        for index, options in enumerate(choices):
-            wider = next((host for host in options if host in stack), None)
-            if wider is not None:
-                chosen[index] = wider
-                break
+    chosen = [hosts[0] for hosts in choices]
+    while _widen(draft, chosen, choices):
+        pass
     members = tuple(sorted(set(chosen), key=lambda fqn: facts.runs[fqn][0].start))
     return members if len(members) > 1 and is_legal_list(draft, members) else ()
+
+
+def _widen(draft: Draft, chosen: list[str], choices: list[list[str]]) -> bool:
+    """Replace one chosen module by one around it that takes in a holder or a read outside; false if none does."""
+    tree = draft.facts.tree
+    inside = frozenset().union(*(tree.below(fqn) for fqn in chosen))
+    for key in dict.fromkeys(key for fqn in chosen for key in owned_at_most(draft, fqn)):
+        param = tree.params[key]
+        outside = [frozenset((holder,)) for holder in param.holders if holder not in inside]
+        wanted = [*outside, *map(frozenset, uncovered_reads(param, tuple(chosen)))]
+        for names in wanted:
+            for index, hosts in enumerate(choices):
+                for host in hosts[hosts.index(chosen[index]) + 1 :]:
+                    # A read needs the host on its stack, a holder needs to stand inside the host.
+                    if host in names or (names in outside and names <= tree.below(host)):
+                        chosen[index] = host
+                        return True
+    return False
 
 
 def _hosts(facts: Facts, holder: str, holders: tuple[str, ...]) -> list[str]:
