@@ -10,6 +10,7 @@ from itertools import pairwise
 
 ROOT = "(root)"
 _MAX_RUNS = 8
+_MAX_MODULES = 5
 
 Point = tuple[int, ...]
 Box = tuple[tuple[int, ...], ...]
@@ -23,13 +24,21 @@ def fold_names(names: Sequence[tuple[str, ...]]) -> list[tuple[str, tuple[int, .
         [('embed', (0,)), ('h.{0..2}', (1, 2, 3)), ('(root)', (4,))]
         >>> fold_names([("h.0.a", "h.0.b"), ("h.1.a", "h.1.b")])
         [('h.{0..1}.a, h.{0..1}.b', (0, 1))]
+        >>> fold_names([("h.0", "h.1"), ("h.2", "h.3")])
+        [('h.{0..3}, 2 in each', (0, 1))]
     """
-    families: dict[tuple[str, ...], dict[Point, list[int]]] = {}
+    runs: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    others: dict[tuple[str, ...], dict[Point, list[int]]] = {}
     for position, modules in enumerate(names):
         template, point = _split(modules)
-        families.setdefault(template, {}).setdefault(point, []).append(position)
-    found = []
-    for template, positions in families.items():
+        if _is_run(template, point):
+            runs.setdefault((template[0], len(template)), []).append((point[0], position))
+        else:
+            others.setdefault(template, {}).setdefault(point, []).append(position)
+    found = [
+        pattern for (template, width), starts in runs.items() for pattern in _run_patterns(template, width, starts)
+    ]
+    for template, positions in others.items():
         for values, points in _patterns(list(positions)):
             members = sorted(position for point in points for position in positions[point])
             found.append((_text(template, values), tuple(members)))
@@ -47,6 +56,28 @@ def _split(modules: tuple[str, ...]) -> tuple[tuple[str, ...], Point]:
             ".".join("{}" if part in numbers else part.replace("{", "{{").replace("}", "}}") for part in parts)
         )
     return tuple(template), tuple(point)
+
+
+def _is_run(template: tuple[str, ...], point: Point) -> bool:
+    """Several siblings with consecutive numbers, as a list unit of neighbouring blocks has them."""
+    is_of_one_kind = len(template) > 1 and len(set(template)) == 1 and len(point) == len(template)
+    return is_of_one_kind and all(after == before + 1 for before, after in pairwise(point))
+
+
+def _run_patterns(template: str, width: int, starts: list[tuple[int, int]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Runs of one width that follow each other without a gap are one pattern."""
+    chains: list[list[tuple[int, int]]] = []
+    for start in sorted(starts):
+        if chains and start[0] == chains[-1][-1][0] + width:
+            chains[-1].append(start)
+        else:
+            chains.append([start])
+    found = []
+    for chain in chains:
+        numbers = f"{{{chain[0][0]}..{chain[-1][0] + width - 1}}}"
+        each = f", {width} in each" if len(chain) > 1 else ""
+        found.append((template.format(numbers) + each, tuple(sorted(position for _, position in chain))))
+    return found
 
 
 def _patterns(points: list[Point]) -> Iterator[tuple[list[tuple[int, ...]], list[Point]]]:
@@ -89,7 +120,10 @@ def _corners(box: Box) -> list[Point]:
 
 
 def _text(template: tuple[str, ...], values: list[tuple[int, ...]]) -> str:
-    return ", ".join(template).format(*map(_span, values))
+    texts = ", ".join(template).format(*map(_span, values)).split(", ")
+    if len(texts) > _MAX_MODULES:
+        texts[2:-1] = [f"… {len(texts) - 3} more"]
+    return ", ".join(texts)
 
 
 def _span(values: tuple[int, ...]) -> str:

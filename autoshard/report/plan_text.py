@@ -3,12 +3,17 @@
 Made from the plan alone, so that ``autoshard inspect`` shows of a file what ``autoshard plan`` showed when it made it.
 """
 
+import textwrap
+
 from autoshard.plan import Plan, Precision
 from autoshard.report.findings import format_diagnostics
 from autoshard.report.folding import fold_names
 from autoshard.report.table import format_table
 from autoshard.report.tables import alternatives_table, memory_table, units_table
 from autoshard.sizes import format_bytes, format_ns
+
+WIDTH = 120
+"""Columns at which running text breaks; tables and names never do."""
 
 _SOUNDNESS = {
     "dry-run": "one step ran dry as sharded",
@@ -48,6 +53,7 @@ def format_verdict(plan: Plan) -> str:
         + f": {_count(len(plan.units), 'unit')}, {_recompute(plan)}, {fits}: peak {format_bytes(projection.peak_bytes)}"
         f" of {format_bytes(projection.allowed_bytes)} allowed"
         f"; soundness: {plan.soundness}; optimal: {plan.optimal.status}"
+        + (f" (gap {100 * plan.optimal.gap:.2f} %)" if plan.optimal.status == "bounded" else "")
     )
 
 
@@ -79,7 +85,18 @@ def _settings(plan: Plan) -> list[str]:
         "optimal": f"{plan.optimal.status}: {_optimal(plan)}",
     }
     width = max(map(len, lines)) + 2
-    return [f"{name:{width}}{text}" for name, text in lines.items() if text]
+    return [
+        textwrap.fill(
+            text,
+            WIDTH,
+            initial_indent=f"{name:{width}}",
+            subsequent_indent=" " * width,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for name, text in lines.items()
+        if text
+    ]
 
 
 def _precision(precision: Precision) -> str:

@@ -1,9 +1,12 @@
 """What the fingerprint sees, and what it does not see."""
 
+import doctest
 import hashlib
+import sys
 
 import pytest
 
+import autoshard.plan.load
 from autoshard.plan import FingerprintItems, fingerprint
 
 PARAMS = (
@@ -67,3 +70,10 @@ def test_every_item_counts(items: FingerprintItems, fqns: tuple[str, ...]) -> No
 def test_names_outside_unicode_do_not_raise() -> None:
     odd = FingerprintItems(params=(("\udc80", (), (), "float32", True),), buffers=("ü",))
     assert len(fingerprint(odd, ["模型"])) == len("sha256:") + 64
+
+
+def test_the_examples_hold() -> None:
+    for module in (sys.modules["autoshard.plan.fingerprint"], autoshard.plan.load):
+        results = doctest.testmod(module)
+        assert results.attempted > 0
+        assert results.failed == 0

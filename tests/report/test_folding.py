@@ -1,11 +1,13 @@
 """Folded names say exactly what is there: each pattern, written out again, gives its names and no other."""
 
+import doctest
 import itertools
 import random
 import re
 
 import pytest
 
+from autoshard.report import folding
 from autoshard.report.folding import fold_names
 
 
@@ -66,7 +68,13 @@ def test_patterns(names: list[str], patterns: list[str]) -> None:
     [
         ([("norm", "head")], ["norm, head"]),
         ([("h.0.a", "h.0.b"), ("h.1.a", "h.1.b")], ["h.{0..1}.a, h.{0..1}.b"]),
-        ([("h.0", "h.1"), ("h.2", "h.3"), ("h.4", "h.5")], ["h.{0..4..2}, h.{1..5..2}"]),
+        ([("h.0", "h.1"), ("h.2", "h.3"), ("h.4", "h.5")], ["h.{0..5}, 2 in each"]),
+        ([("h.0", "h.1", "h.2")], ["h.{0..2}"]),
+        ([("h.0", "h.1"), ("h.4", "h.5"), ("h.6", "h.7")], ["h.{0..1}", "h.{4..7}, 2 in each"]),
+        ([("h.0", "h.1", "h.2"), ("h.3", "h.4")], ["h.{0..2}", "h.{3..4}"]),
+        ([("h.0", "h.2"), ("h.1", "h.3")], ["h.{0..1}, h.{2..3}"]),
+        ([("h.1", "h.0")], ["h.1, h.0"]),
+        ([("a", "b", "c", "d", "e", "f", "g")], ["a, b, … 4 more, g"]),
         ([("h.0", "g.1"), ("h.1", "g.0")], ["h.0, g.1", "h.1, g.0"]),
     ],
 )
@@ -98,3 +106,7 @@ def test_each_pattern_says_what_is_there(seed: int) -> None:
             assert stands_for < expand(pattern)
         seen += members
     assert sorted(seen) == list(range(len(names)))
+
+
+def test_the_examples_hold() -> None:
+    assert doctest.testmod(folding) == doctest.TestResults(failed=0, attempted=3)
