@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph
 from autoshard.plan import Decisions
@@ -32,8 +34,7 @@ Kind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One thing that happens in the step.
 
     Attributes:
@@ -48,7 +49,7 @@ class Event:
         start: first position (``compute``: first op).
         stop: past-the-end op of ``compute``; otherwise the same as ``start``.
         reduction: what is reduced (``reduce``, and ``reshard`` just before it).
-        gradients: gradients that appear during ``compute``: (op, unit or -1 for a replicated parameter, key).
+        gradients: gradients that appear during ``compute``: (op, key of the parameter).
         key: the replicated parameter of ``average``.
         is_deferred: the all-gather's buffer outlives the copy-out (forward), until the next copy-out is done.
         drops_gather: ``settle`` frees an all-gather that nobody waited for, not an all-reduce's buffer.
@@ -62,7 +63,7 @@ class Event:
     start: int
     stop: int
     reduction: Reduction | None = None
-    gradients: tuple[tuple[int, int, str], ...] = ()
+    gradients: tuple[tuple[int, str], ...] = ()
     key: str = ""
     is_deferred: bool = False
     drops_gather: bool = False
@@ -143,14 +144,11 @@ class _Replay:
         found = (self.of_module[node.fqn] for node in graph.modules if node.fqn in self.of_module)
         return list({group.index: group for group in found}.values())
 
-    def _births(self) -> list[tuple[int, int, str]]:
-        births = []
+    def _births(self) -> list[tuple[int, str]]:
         for moment in self.profile.gradients:
-            group = self.owner.get(moment.key)
-            if group is not None:
-                group.waiting.append(moment)
-            births.append((moment.born, -1 if group is None else group.index, moment.key))
-        return births
+            if moment.key in self.owner:
+                self.owner[moment.key].waiting.append(moment)
+        return [(moment.born, moment.key) for moment in self.profile.gradients]
 
     def run(self) -> Iterator[Event]:
         yield from self._forward()
@@ -258,7 +256,7 @@ class _Replay:
         group.waiting = [moment for moment in group.waiting if moment.key not in keys]
         unused: set[str] = set()
         if self.decisions.reduce_unused:
-            unused = {gradient.key for gradient in group.sizes.gradients} - keys
+            unused = {key for key, _ in group.sizes.gradients} - keys
         reduction = group.sizes.reduction(keys, unused) if group.was_gathered else None
         yield from self._reshard(group, reduction)
         if self.num_inputs_alive:

@@ -15,6 +15,8 @@ No device has confirmed the clock rules yet; the byte rules are compared with me
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from autoshard.cost import Group, all_reduce_ns
 from autoshard.simulate.events import Event
 from autoshard.simulate.optimizer import OptimizerSizes
@@ -76,8 +78,7 @@ class Setup:
     unit_host_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The device after an event.
 
     Attributes:
@@ -115,8 +116,7 @@ class State:
     exposed_ns: int = 0
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(msgspec.Struct, gc=False):
     """The state under construction: fields of ``State``, changed in place and frozen at the end."""
 
     live: list[int]
@@ -214,7 +214,7 @@ def _flush(setup: Setup, draft: _Draft, event: Event) -> None:
 def _compute(setup: Setup, draft: _Draft, event: Event) -> None:
     profile = setup.profile
     first, stop = event.start, event.stop
-    for op, _, key in event.gradients:
+    for op, key in event.gradients:
         _note_ops(profile, draft, first, op)
         first = max(first, op)
         num_bytes = setup.gradient_bytes[key]

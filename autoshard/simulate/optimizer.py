@@ -10,7 +10,8 @@ The rules are those of torch 2.13's implementations. Accelerators take the forea
   of the parameter before is still bound.
 - SGD works in place (``optim/sgd.py``); with momentum it keeps one buffer shaped like the parameter.
 
-Shards of rank 0 are counted: the first rank holds the most rows where a parameter does not divide evenly.
+Shards of rank 0 are counted: where a parameter does not divide evenly, the first rank has as many rows as the padded
+shard, the last ones fewer.
 """
 
 from collections import defaultdict
@@ -18,10 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoshard.cost import Rates, copy_ns
-from autoshard.ir import ParamInfo
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions
-from autoshard.request import DTYPE_BYTES
+from autoshard.simulate.units import UnitSizes
 
 STEP_COUNT_BYTES = 4
 MOMENTS = {"adamw": 2, "sgd": 0, "sgd-momentum": 1}
@@ -47,29 +47,26 @@ class OptimizerSizes:
 
 
 def optimizer_sizes(
-    name: str, tree: Tree, owned: Iterable[str], decisions: Decisions, device_kind: str, reached: Rates
+    name: str, tree: Tree, ran: Iterable[UnitSizes], decisions: Decisions, device_kind: str, reached: Rates
 ) -> OptimizerSizes:
-    """Sizes of an optimizer over all parameters that got a gradient.
+    """Sizes of an optimizer over all parameters that get a gradient.
 
     Args:
         name: ``adamw``, ``sgd`` or ``sgd-momentum``.
         tree: of the model.
-        owned: keys of the parameters of units that ran: the others never get a gradient.
+        ran: the units that run in the step; the parameters of others never get a gradient.
         decisions: the plan.
         device_kind: torch's device type.
         reached: the device's rates.
     """
-    dims = {key: dim for unit in decisions.units for key, dim in unit.shard_dims.items()}
-    sharded, replicated = frozenset(owned), frozenset(decisions.replicated)
+    shards = {key: gradient.sharded_bytes for unit in ran for key, gradient in unit.gradients}
+    replicated = frozenset(decisions.replicated)
     trained = []
-    for param in tree.params.values():
-        takes_part = param.gets_grad or (decisions.reduce_unused and param.key in sharded)
-        if not (param.requires_grad and takes_part):
-            continue
-        if param.key in replicated:
+    for key, param in tree.params.items():
+        if key in shards and (param.gets_grad or decisions.reduce_unused):
+            trained.append((param.dtype, shards[key]))
+        elif key in replicated and param.requires_grad and param.gets_grad:
             trained.append((param.dtype, param.nbytes))
-        elif param.key in sharded:
-            trained.append((param.dtype, _shard_bytes(param, dims.get(param.key, 0), decisions.num_shards)))
     total = sum(size for _, size in trained)
     state = MOMENTS[name] * total
     if name == "adamw" and device_kind == "cpu":
@@ -92,10 +89,3 @@ def _temporaries(name: str, trained: list[tuple[str, int]], device_kind: str) ->
         by_dtype[dtype] += size
     sums = list(by_dtype.values())
     return max(size + before for size, before in zip(sums, [0, *sums[:-1]], strict=True))
-
-
-def _shard_bytes(param: ParamInfo, dim: int, num_shards: int) -> int:
-    rows = param.shape[dim] if param.shape else 1
-    if not rows:
-        return 0
-    return param.numel // rows * -(-rows // num_shards) * DTYPE_BYTES[param.dtype]

@@ -5,13 +5,13 @@ from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions
-from autoshard.request import DTYPE_BYTES, Question
+from autoshard.request import Question
 from autoshard.simulate.events import step_events
 from autoshard.simulate.fold import Setup, advance, start
 from autoshard.simulate.optimizer import optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
 from autoshard.simulate.timeline import Collective, Entry, Timeline
-from autoshard.simulate.units import Links, compute_dtype, unit_sizes
+from autoshard.simulate.units import Links, unit_sizes
 
 
 def simulate(
@@ -61,23 +61,16 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
     reached = rates(device, graph.compute_dtype)
     units = unit_sizes(graph, decisions, Links(shard=shard, replicate=replicate, rates=reached))
     tree = Tree.of(graph)
-    left_out = frozenset(decisions.replicated)
-    gradient_bytes = {gradient.key: gradient.unsharded_bytes for unit in units for gradient in unit.gradients}
+    gradient_bytes = {key: gradient.unsharded_bytes for unit in units for key, gradient in unit.gradients}
     gradient_bytes |= {key: tree.params[key].nbytes for key in decisions.replicated}
     ran = [unit for unit in units if any(module in profile.runs for module in unit.modules)]
-    for param in graph.params:
-        if param.key not in gradient_bytes:
-            dtype = compute_dtype(param, decisions.precision)
-            gradient_bytes[param.key] = param.numel * DTYPE_BYTES[dtype]
     return Setup(
         profile=profile,
         units=units,
         gradient_bytes=gradient_bytes,
-        replicated_bytes=sum(tree.params[key].nbytes for key in left_out),
+        replicated_bytes=sum(tree.params[key].nbytes for key in decisions.replicated),
         mesh_groups=(shard,) if len(roles) == 1 else (replicate, shard),
         num_replicas=num_replicas,
-        optimizer=optimizer_sizes(
-            question.optimizer, tree, [key for unit in ran for key in unit.keys], decisions, device.kind, reached
-        ),
+        optimizer=optimizer_sizes(question.optimizer, tree, ran, decisions, device.kind, reached),
         unit_host_ns=device.unit_host_ns,
     )

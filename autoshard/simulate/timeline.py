@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from autoshard.plan import Projection
 from autoshard.request import Question
 from autoshard.simulate.events import Event
@@ -26,8 +28,7 @@ _WHAT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event and the device after it.
 
     Attributes:

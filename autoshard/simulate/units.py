@@ -8,8 +8,9 @@ does not depend on how parameters are grouped.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from autoshard.analysis.ownership import owners
+from autoshard.analysis.ownership import canonical, owners
 from autoshard.cost import Group, Rates, copy_ns, start_ns, wire_ns
 from autoshard.ir import ModelGraph, ParamInfo
 from autoshard.ir.tree import Tree
@@ -22,7 +23,6 @@ class Gradient:
     """What the reduction of one parameter's gradient takes.
 
     Attributes:
-        key: the parameter.
         unsharded_bytes: the whole gradient in the compute dtype.
         reduced_bytes: its part of the reduce-scatter's input: padded, in the dtype of the reduction.
         sharded_bytes: its shard, padded, in the stored dtype.
@@ -32,7 +32,6 @@ class Gradient:
         copy_ns: time to copy it into the reduce-scatter's input.
     """
 
-    key: str
     unsharded_bytes: int
     reduced_bytes: int
     sharded_bytes: int
@@ -96,7 +95,7 @@ class UnitSizes:
         gather_dtype: dtype of the all-gather's buffer; ``uint8`` where dtypes are mixed.
         gather_ns: time of its all-gather.
         copy_out_ns: time to copy the buffer into the unsharded parameters.
-        gradients: of its trainable parameters.
+        gradients: of its trainable parameters, by key, in the order of ``keys``.
         reduce_dtype: dtype of the reduction.
         is_reduced_in_other_dtype: the reduction's output is cast to the stored dtype.
         shard_start_ns: start of a collective over the shards.
@@ -116,7 +115,7 @@ class UnitSizes:
     gather_dtype: str
     gather_ns: int
     copy_out_ns: int
-    gradients: tuple[Gradient, ...]
+    gradients: tuple[tuple[str, Gradient], ...]
     reduce_dtype: str
     is_reduced_in_other_dtype: bool
     shard_start_ns: int
@@ -130,7 +129,7 @@ class UnitSizes:
             present: keys of parameters that got a gradient.
             unused: keys of parameters that got none and take part with zeros.
         """
-        taken = [gradient for gradient in self.gradients if gradient.key in present or gradient.key in unused]
+        taken = [gradient for key, gradient in self.gradients if key in present or key in unused]
         if not taken:
             return None
         whole = sum(gradient.unsharded_bytes for gradient in taken)
@@ -142,7 +141,7 @@ class UnitSizes:
         return Reduction(
             unsharded_bytes=whole,
             held_bytes=held,
-            zeros_bytes=sum(gradient.unsharded_bytes for gradient in taken if gradient.key in unused),
+            zeros_bytes=sum(gradient.unsharded_bytes for key, gradient in self.gradients if key in unused),
             transposed_bytes=max((gradient.unsharded_bytes for gradient in transposed), default=0),
             transposed_held_bytes=transposed[-1].unsharded_bytes if transposed else 0,
             input_bytes=input_bytes,
@@ -175,8 +174,13 @@ def unit_sizes(graph: ModelGraph, decisions: Decisions, links: Links) -> tuple[U
     """Bytes and times of each unit, in the order of application."""
     tree = Tree.of(graph)
     owned = owners(graph, [unit.modules for unit in decisions.units], decisions.replicated)
+    rank: dict[str, int] = {}
+    for fqn in tree.post_order:
+        for key in tree.nodes[fqn].own_params:
+            rank.setdefault(key, len(rank))
+    known: dict[_Kind, _ParamSizes] = {}
     return tuple(
-        _sizes(tree, unit, _in_fsdp_order(tree, unit, keys), decisions, links)
+        _sizes(tree, unit, _in_fsdp_order(tree, unit, keys, rank), decisions, links, known)
         for unit, keys in zip(decisions.units, owned, strict=True)
     )
 
@@ -186,11 +190,9 @@ def unit_name(modules: Sequence[str]) -> str:
     return ", ".join(fqn or "(root)" for fqn in modules)
 
 
-def compute_dtype(param: ParamInfo, precision: Precision) -> str:
-    """Dtype in which a parameter is gathered and computed with; only floating point ones are cast."""
-    if precision.param == "same" or not is_floating(param.dtype):
-        return param.dtype
-    return precision.param
+def compute_dtype(dtype: str, precision: Precision) -> str:
+    """Dtype in which a parameter stored as ``dtype`` is gathered and computed with; only floating point is cast."""
+    return precision.param if precision.param != "same" and is_floating(dtype) else dtype
 
 
 def is_floating(dtype: str) -> bool:
@@ -198,54 +200,94 @@ def is_floating(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def _in_fsdp_order(tree: Tree, unit: Unit, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Children's parameters before those of the module (``_fsdp_init.py``, ``_get_managed_modules``)."""
-    left = set(keys)
-    ordered: list[str] = []
-    for root in unit.modules:
-        inside = tree.below(tree.canonical(root) or root)
-        for fqn in sorted(inside, key=tree.post_index.__getitem__):
-            found = [key for key in tree.nodes[fqn].own_params if key in left]
-            left.difference_update(found)
-            ordered += found
+def _in_fsdp_order(tree: Tree, unit: Unit, keys: tuple[str, ...], rank: dict[str, int]) -> tuple[str, ...]:
+    """Member by member, children's parameters before a module's own (``_fsdp_init.py``, ``_get_managed_modules``)."""
+    if len(unit.modules) == 1:
+        return tuple(sorted(keys, key=rank.__getitem__))
+    ordered: dict[str, None] = {}
+    for module in unit.modules:
+        inside = frozenset(tree.keys(canonical(tree, module)))
+        ordered.update(dict.fromkeys(sorted((key for key in keys if key in inside), key=rank.__getitem__)))
     return tuple(ordered)
 
 
-def _sizes(tree: Tree, unit: Unit, keys: tuple[str, ...], decisions: Decisions, links: Links) -> UnitSizes:
-    precision, num_shards = decisions.precision, decisions.num_shards
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ParamSizes:
+    """What one parameter adds to its unit; the names are those of ``UnitSizes`` and ``Gradient``."""
+
+    sharded_bytes: int
+    unsharded_bytes: int
+    cast_bytes: int
+    gather_ns: int
+    copy_out_ns: int
+    gradient: Gradient
+
+
+_Kind = tuple[tuple[int, ...], str, str, str, int]
+"""What the sizes of a parameter depend on, and most parameters of a model share: shape, dtypes, shard dim."""
+
+
+def _param_sizes(
+    shape: tuple[int, ...], stored: str, computed: str, reduced: str, dim: int, num_shards: int, links: Links
+) -> _ParamSizes:
+    """Sizes of a parameter of that shape and dtypes."""
+    numel = prod(shape)
+    padded = numel
+    if not dim and numel:
+        padded = numel // shape[0] * (-(-shape[0] // num_shards) * num_shards)
+    unsharded = padded * DTYPE_BYTES[computed]
+    sharded = padded // num_shards * DTYPE_BYTES[stored]
+    whole, reduced_bytes = numel * DTYPE_BYTES[computed], padded * DTYPE_BYTES[reduced]
+    return _ParamSizes(
+        sharded_bytes=sharded,
+        unsharded_bytes=unsharded,
+        cast_bytes=unsharded // num_shards if computed != stored else 0,
+        gather_ns=wire_ns(unsharded, links.shard),
+        copy_out_ns=copy_ns(2 * unsharded, links.rates),
+        gradient=Gradient(
+            unsharded_bytes=whole,
+            reduced_bytes=reduced_bytes,
+            sharded_bytes=sharded,
+            is_transposed=dim != 0,
+            wire_ns=wire_ns(reduced_bytes, links.shard),
+            all_reduce_ns=2 * wire_ns(reduced_bytes // num_shards, links.replicate),
+            copy_ns=copy_ns(whole + reduced_bytes, links.rates),
+        ),
+    )
+
+
+def _sizes(
+    tree: Tree, unit: Unit, keys: tuple[str, ...], decisions: Decisions, links: Links, known: dict[_Kind, _ParamSizes]
+) -> UnitSizes:
+    precision, num_shards, dims = decisions.precision, decisions.num_shards, unit.shard_dims
     params = [tree.params[key] for key in keys]
-    padded = [_padded_numel(param, unit.shard_dims.get(param.key, 0), num_shards) for param in params]
-    computed = [compute_dtype(param, precision) for param in params]
-    unsharded = [numel * DTYPE_BYTES[dtype] for numel, dtype in zip(padded, computed, strict=True)]
-    shards = [numel // num_shards * DTYPE_BYTES[param.dtype] for numel, param in zip(padded, params, strict=True)]
-    cast = [
-        size // num_shards if dtype != param.dtype else 0
-        for size, dtype, param in zip(unsharded, computed, params, strict=True)
-    ]
-    is_spread = num_shards > 1
-    stored = {param.dtype for param in params if param.requires_grad}
+    computed = [compute_dtype(param.dtype, precision) for param in params]
     reduce_dtype = _reduce_dtype(params, computed, precision)
+    sizes = []
+    for param, dtype in zip(params, computed, strict=True):
+        kind = (param.shape, param.dtype, dtype, reduce_dtype, dims.get(param.key, 0))
+        if kind not in known:
+            known[kind] = _param_sizes(*kind, num_shards, links)
+        sizes.append(known[kind])
+    stored = {param.dtype for param in params if param.requires_grad}
+    unsharded = [size.unsharded_bytes for size in sizes]
+    cast = [size.cast_bytes for size in sizes]
+    is_spread = num_shards > 1
     return UnitSizes(
         name=unit_name(unit.modules),
         modules=unit.modules,
         keys=keys,
         reshard=unit.reshard,
-        sharded_bytes=sum(shards),
+        sharded_bytes=sum(size.sharded_bytes for size in sizes),
         unsharded_bytes=sum(unsharded),
         buffer_bytes=sum(unsharded) if is_spread else 0,
         cast_bytes=sum(cast) if is_spread else _cast_one_by_one(unsharded, cast),
-        transposed_bytes=sum(
-            size
-            for size, param in zip(unsharded, params, strict=True)
-            if unit.shard_dims.get(param.key, 0) and is_spread
-        ),
+        transposed_bytes=sum(size.unsharded_bytes for size in sizes if size.gradient.is_transposed and is_spread),
         gather_dtype=computed[0] if len(set(computed)) == 1 else "uint8",
-        gather_ns=start_ns(links.shard) + sum(wire_ns(size, links.shard) for size in unsharded),
-        copy_out_ns=sum(copy_ns(2 * size, links.rates) for size in unsharded),
+        gather_ns=start_ns(links.shard) + sum(size.gather_ns for size in sizes),
+        copy_out_ns=sum(size.copy_out_ns for size in sizes),
         gradients=tuple(
-            _gradient(param, numel, dtype, reduce_dtype, bool(unit.shard_dims.get(param.key, 0)), num_shards, links)
-            for param, numel, dtype in zip(params, padded, computed, strict=True)
-            if param.requires_grad
+            (param.key, size.gradient) for param, size in zip(params, sizes, strict=True) if param.requires_grad
         ),
         reduce_dtype=reduce_dtype,
         is_reduced_in_other_dtype=bool(stored) and stored != {reduce_dtype},
@@ -264,32 +306,8 @@ def _cast_one_by_one(unsharded: list[int], cast: list[int]) -> int:
     return max(0, highest - done)
 
 
-def _padded_numel(param: ParamInfo, dim: int, num_shards: int) -> int:
-    if dim or not param.shape:
-        return param.numel
-    rows = param.shape[0]
-    return param.numel // rows * (-(-rows // num_shards) * num_shards) if rows else 0
-
-
 def _reduce_dtype(params: list[ParamInfo], computed: list[str], precision: Precision) -> str:
     if precision.reduce != "same":
         return precision.reduce
     trainable = [dtype for param, dtype in zip(params, computed, strict=True) if param.requires_grad]
     return trainable[0] if trainable else "float32"
-
-
-def _gradient(
-    param: ParamInfo, padded: int, dtype: str, reduce_dtype: str, is_transposed: bool, num_shards: int, links: Links
-) -> Gradient:
-    whole = param.numel * DTYPE_BYTES[dtype]
-    reduced = padded * DTYPE_BYTES[reduce_dtype]
-    return Gradient(
-        key=param.key,
-        unsharded_bytes=whole,
-        reduced_bytes=reduced,
-        sharded_bytes=padded // num_shards * DTYPE_BYTES[param.dtype],
-        is_transposed=is_transposed,
-        wire_ns=wire_ns(reduced, links.shard),
-        all_reduce_ns=2 * wire_ns(reduced // num_shards, links.replicate),
-        copy_ns=copy_ns(whole + reduced, links.rates),
-    )
