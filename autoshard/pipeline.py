@@ -192,8 +192,8 @@ def _capture(
         raise RequestError(
             "inputs",
             None,
-            "the inputs of one training step: define example_inputs() in the model file, or pass inputs=(args, kwargs); "
-            "frontend=tree plans from the module tree alone and marks the plan as assumed",
+            "the inputs of one training step: define example_inputs() in the model file, or pass inputs=(args, "
+            "kwargs); frontend=tree plans from the module tree alone and marks the plan as assumed",
         )
     return capture(
         model,

@@ -83,7 +83,7 @@ def _has_unit_below(fqn: str, cut: Cut, atoms: dict[str, Atom]) -> bool:
 
 
 def _isomorphic(atom: Atom, other: Atom) -> bool:
-    return atom.module == other.module or bool(atom.repeat_class) and atom.repeat_class == other.repeat_class
+    return atom.module == other.module or (bool(atom.repeat_class) and atom.repeat_class == other.repeat_class)
 
 
 def _is_tiny_block(fqn: str, nbytes: dict[str, int], small: int, atoms: dict[str, Atom]) -> bool:
