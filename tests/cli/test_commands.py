@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from autoshard.cli.progress import Progress
@@ -164,10 +165,12 @@ def test_inspect_refuses_what_is_no_plan(cli, tmp_path: Path, text: str | None, 
 
 def test_names_in_a_plan_do_not_steer_the_terminal(cli, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    save_plan(small_plan(units=(unit("a\x1b[2J\r\x9b"), *small_plan().units)), path)
+    provenance = msgspec.structs.replace(small_plan().provenance, loss="field\x1b[31m")
+    save_plan(small_plan(units=(unit("a\x1b[2J\r\x9b"), *small_plan().units), provenance=provenance), path)
     done = cli("inspect", path)
     assert not {"\x1b", "\r", "\x9b"} & set(done.out)
     assert "a\\x1b[2J\\x0d\\x9b" in done.out
+    assert "field\\x1b[31m" in done.out
     assert load_plan(path).units[0].modules == ("a\x1b[2J\r\x9b",)
 
 

@@ -171,7 +171,9 @@ def test_a_reader_that_stops_early_is_no_error(form: list[str], tmp_path: Path) 
     os.close(reader)
     try:
         command = [sys.executable, "-m", "autoshard", "inspect", str(plan), *form]
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+        # Buffered, so that something is left to write when the interpreter ends.
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=env)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
