@@ -111,9 +111,15 @@ def _average(param: torch.Tensor, mesh: DeviceMesh) -> None:
 
 
 def measure(
-    build: Build, plan: Decisions, inputs: Sequence[torch.Tensor], loss: Callable[[Any], torch.Tensor], optimizer: str
+    build: Build,
+    plan: Decisions,
+    inputs: Sequence[torch.Tensor],
+    loss: Callable[[Any], torch.Tensor],
+    optimizer: str,
+    keywords: dict[str, torch.Tensor] | None = None,
 ) -> Measured:
     """The second step of a model under a plan; the first one makes the optimizer's state and is thrown away."""
+    named = keywords or {}
     with fake_group(plan.num_devices):
         model = build()
         shard(model, plan)
@@ -126,10 +132,10 @@ def measure(
                 for state in steps.state.values():
                     counter.track(state.values())
                 steady = counter.total
-                counter.track(inputs)
+                counter.track((*inputs, *named.values()))
                 with recorder:
                     counter.start("forward")
-                    value = loss(model(*inputs))
+                    value = loss(model(*inputs, **named))
                     after_forward = counter.total
                     counter.start("backward")
                     value.backward()
