@@ -66,11 +66,20 @@ class Span:
 
 
 class Checkpointed:
-    """One checkpointed function: the spans of its first run, and where it was called."""
+    """One checkpointed function: where it was called, and the spans and ops of its first run."""
 
     def __init__(self, caller: "Span | None") -> None:
         self.caller = caller
         self.spans: list[Span] = []
+        self.start = self.end = 0
+
+    def modules(self) -> list[str]:
+        """The modules that recompute: the caller if the function is its whole forward, else those that it runs."""
+        caller = self.caller
+        if caller is not None and (self.start, self.end) == (caller.forward_start, caller.forward_end):
+            return [caller.module]
+        top = [span.module for span in self.spans if span.parent is caller]
+        return top or ([caller.module] if caller is not None else [])
 
 
 class ModuleStack:
@@ -80,7 +89,7 @@ class ModuleStack:
         frames: spans that are open now, outermost first.
         spans: all spans in the order of their start.
         num_calls: runs by module, without those that compute again.
-        recomputed: FQNs of the modules that run again during backward, the outermost of each run.
+        recomputed: FQNs of the modules that run again during backward.
     """
 
     def __init__(self, tree: ModuleTree, log: StorageLog) -> None:
@@ -205,11 +214,8 @@ class ModuleStack:
 
         def generator(function: Callable, *args: Any, **kwargs: Any) -> Iterator[None]:
             checkpointed = Checkpointed(self.current)
-            self._recording.append(checkpointed)
-            try:
+            with self._first_run(checkpointed):
                 yield from original(self._again(function, checkpointed), *args, **kwargs)
-            finally:
-                self._recording.remove(checkpointed)
 
         return generator
 
@@ -226,15 +232,22 @@ class ModuleStack:
                 def run(*inputs: Any) -> Any:
                     if next(runs):
                         return again(*inputs)
-                    stack._recording.append(checkpointed)
-                    try:
+                    with stack._first_run(checkpointed):
                         return function(*inputs)
-                    finally:
-                        stack._recording.remove(checkpointed)
 
                 return original.apply(run, *args)
 
         return Watched
+
+    @contextmanager
+    def _first_run(self, checkpointed: Checkpointed) -> Iterator[None]:
+        checkpointed.start = len(self._log.forward)
+        self._recording.append(checkpointed)
+        try:
+            yield
+        finally:
+            self._recording.remove(checkpointed)
+            checkpointed.end = len(self._log.forward)
 
     def _again(self, function: Callable, checkpointed: Checkpointed) -> Callable:
         """``function`` as it runs in backward: inside the module that called it, with the spans of its first run."""
@@ -242,8 +255,7 @@ class ModuleStack:
         def run(*args: Any, **kwargs: Any) -> Any:
             frames, self.frames = self.frames, [] if checkpointed.caller is None else [checkpointed.caller]
             self._replaying.append(iter(checkpointed.spans))
-            top = [span.module for span in checkpointed.spans if span.parent is checkpointed.caller]
-            self.recomputed.update(top or ([checkpointed.caller.module] if checkpointed.caller else []))
+            self.recomputed.update(checkpointed.modules())
             self._mark()
             try:
                 return function(*args, **kwargs)

@@ -5,6 +5,7 @@ outputs are let go after the loss, as trainers do, so that only what autograd sa
 """
 
 import gc
+import logging
 import random
 import sys
 import traceback
@@ -24,11 +25,13 @@ from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
 from autoshard.capture.spans import FAILED, ModuleStack, Span
 from autoshard.capture.storages import StorageLog
-from autoshard.capture.tracer import Tracer
+from autoshard.capture.tracer import DtypeClash, Tracer
 from autoshard.capture.tree import ModuleTree
 from autoshard.capture.values import Values, may_keep
 from autoshard.errors import AutoshardError, CaptureError
 from autoshard.ir import ModuleSpan, OpNode, Region, StorageInfo
+
+_TORCH_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 SEED = 0
 """Random choices that the model makes in Python are the same in every trace."""
@@ -152,7 +155,10 @@ def _run(
 
 @contextmanager
 def _quiet_machine() -> Iterator[None]:
-    """Random states as before, and no garbage collection at moments that nobody chose."""
+    """Random states as before, no garbage collection at moments that nobody chose, and no words of torch's own.
+
+    torch logs the traceback of each op that fails on fake tensors; what failed is told by ``CaptureError``.
+    """
     states: list[tuple[Callable[[Any], Any], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()),
         (random.setstate, random.getstate()),
@@ -165,11 +171,13 @@ def _quiet_machine() -> Iterator[None]:
     torch.default_generator.manual_seed(SEED)
     was_enabled = gc.isenabled()
     gc.disable()
+    was_disabled, _TORCH_LOG.disabled = _TORCH_LOG.disabled, True
     try:
         yield
     finally:
         for restore, state in states:
             restore(state)
+        _TORCH_LOG.disabled = was_disabled
         if was_enabled:
             gc.enable()
 
@@ -182,7 +190,8 @@ def _errors(stack: ModuleStack, log: StorageLog) -> Iterator[None]:
     except AutoshardError:
         raise
     except (Exception, SystemExit) as error:
-        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_OWN):
+        is_own = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_OWN)
+        if is_own and not isinstance(error, DtypeClash):
             raise  # a bug of this package, not of the user's
         fqn = getattr(error, FAILED, None)
         where = fqn or "(root)"

@@ -42,11 +42,31 @@ DROPOUT_POSITION = {
 }
 """Where the attention ops have their rate of dropout."""
 
+ONE_DTYPE = {"mm", "addmm", "mv", "addmv", "addbmm", "index_add", "index_add_", "index_copy", "index_copy_"}
+"""Ops that refuse floating point tensors of different dtypes, which their fake versions do not."""
+NORMS = {"native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"}
+"""Ops that refuse parameters of lower precision than their input, which their fake versions do not."""
+
+
+class DtypeClash(RuntimeError):
+    """An op that would refuse its tensors' dtypes if they had data."""
+
 
 class _Facts:
     """What is known of an op before it runs."""
 
-    __slots__ = ("formula", "is_pick", "is_view", "name", "overwrites", "reads_data", "target", "writes", "writes_data")
+    __slots__ = (
+        "formula",
+        "is_pick",
+        "is_strict",
+        "is_view",
+        "name",
+        "overwrites",
+        "reads_data",
+        "target",
+        "writes",
+        "writes_data",
+    )
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
         self.name, self.target = func._opname, str(func)
@@ -60,6 +80,7 @@ class _Facts:
         self.reads_data = self.name not in READS_NO_DATA
         self.writes_data = self.name not in WRITES_NO_DATA
         self.overwrites = self.name in OVERWRITES
+        self.is_strict = self.name in ONE_DTYPE or self.name in NORMS
         self.is_pick = self.name in PICKS_ROWS
         self.formula = formula_of(func)
 
@@ -118,6 +139,8 @@ class Tracer(TorchDispatchMode):
         _collect(args, tensors)
         if kwargs:
             _collect(kwargs.values(), tensors)
+        if facts.is_strict:
+            _require_one_dtype(facts.name, tensors)
         out = self._execute(func, facts, args, kwargs, tensors, module)
         self._record(facts, args, kwargs, tensors, out, span, module, is_recompute)
         return out
@@ -152,6 +175,9 @@ class Tracer(TorchDispatchMode):
             out = torch.utils._pytree.tree_map_only(
                 torch.Tensor, lambda value: args[0].new_empty(tuple(value.shape), dtype=value.dtype), known
             )
+        elif func is aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+            half = [part.to(torch.bfloat16) for part in args[:2]]  # the fake kernel knows no other dtype
+            out = func(*half, *args[2:], **kwargs).to(args[0].dtype)
         elif func in MASKED and is_masked(args):
             out = func(*values.mask_to_indices(args, module), **kwargs)
         else:
@@ -265,6 +291,13 @@ def _note_escape(span: Span | None, number: int) -> None:
         if number not in span.outputs:
             span.escapes = True
         span = span.parent
+
+
+def _require_one_dtype(op: str, tensors: list[torch.Tensor]) -> None:
+    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_floating_point()))
+    if len(dtypes) < 2 or (op in NORMS and dtypes[0].itemsize <= dtypes[1].itemsize):
+        return
+    raise DtypeClash(f"{op} takes tensors of one dtype, got {' and '.join(map(str, dtypes))}")
 
 
 def _collect(values: Iterable[Any], found: list[torch.Tensor]) -> None:
