@@ -11,7 +11,7 @@ from autoshard.verify import verify_plan
 from tests.random_graphs import NUM_SHARDS, decide, random_graph, random_units
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False))
 def test_any_choice_inside_the_space_is_legal(random: Random) -> None:
     graph = random_graph(random)

@@ -57,7 +57,7 @@ def _judge(draft: Draft, fqn: str) -> None:
     required, blocker = _shared_below(draft, fqn)
     keys = owned_at_most(draft, fqn, required)
     if fqn != "":
-        found = bar(facts, fqn, keys) or _escape(fqn, blocker)
+        found = (_escape(fqn, blocker) if node.has_forward else None) or bar(facts, fqn, keys)
         if found is not None:
             draft.findings.append(found)
             return

@@ -17,8 +17,10 @@ from autoshard.analysis.order import Run, read_positions
 def groupable_pairs(draft: Draft) -> tuple[tuple[str, str], ...]:
     """Atoms that may share a list unit: one runs right after the other, each once, with one trainable dtype."""
     facts = draft.facts
+    depth = {fqn: len(facts.tree.above(fqn)) for fqn in draft.atoms}
     starts = sorted(
-        (run for fqn in draft.atoms for run in facts.runs.get(fqn, ())), key=lambda run: (run.start, -run.end)
+        (run for fqn in draft.atoms for run in facts.runs.get(fqn, ())),
+        key=lambda run: (run.start, -run.end, depth[run.module]),
     )
     positions = [run.start for run in starts]
     reads = read_positions(facts.graph)
@@ -33,7 +35,6 @@ def groupable_pairs(draft: Draft) -> tuple[tuple[str, str], ...]:
             if has_one_dtype and not is_read_between and _is_hooked(facts, follower.module):
                 pairs.append((run.module, follower.module))
     # Inner pairs first: the last pair of a module in either place is the outermost one.
-    depth = {fqn: len(facts.tree.above(fqn)) for fqn in draft.atoms}
     pairs.sort(key=lambda pair: -(depth[pair[0]] + depth[pair[1]]))
     return tuple(dict.fromkeys(pairs))
 
