@@ -214,10 +214,15 @@ _NOT_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent
 
 
 def _user_line(error: BaseException) -> str:
-    """The deepest line of the traceback that is neither torch's nor autoshard's."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_NOT_USERS) and "<" not in frame.filename[:1]:
-            return f" ({frame.filename}:{frame.lineno})"
+    """The deepest line of the traceback that is the user's own, or else a library's that is not torch's."""
+    frames = [
+        frame
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if not frame.filename.startswith((*_NOT_USERS, "<"))
+    ]
+    own = [frame for frame in frames if "site-packages" not in Path(frame.filename).parts]
+    for frame in own or frames:
+        return f" ({frame.filename}:{frame.lineno})"
     return ""
 
 
