@@ -5,6 +5,7 @@ Where it asks the same as a rule of the legal space it gives the same code.
 """
 
 from autoshard.analysis import Analysis
+from autoshard.analysis.findings import condense
 from autoshard.errors import Diagnostic
 from autoshard.ir import ModelGraph
 from autoshard.plan.schema import Decisions
@@ -17,10 +18,12 @@ __all__ = ["verify_plan"]
 def verify_plan(plan: Decisions, graph: ModelGraph, analysis: Analysis) -> tuple[Diagnostic, ...]:
     """Every rule that a plan breaks for a model; without findings of severity ``error`` the plan is legal.
 
+    Findings that are alike are one diagnostic; errors come first.
+
     Args:
         plan: the decisions, whoever made them.
         graph: the model.
         analysis: facts about the model; of its space only the forced decisions are used.
     """
     subject = subject_of(plan, graph, analysis)
-    return tuple(found for rule in RULES for found in rule(subject))
+    return condense(found for rule in RULES for found in rule(subject))

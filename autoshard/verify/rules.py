@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from autoshard.errors import Diagnostic
+from autoshard.analysis.findings import Finding
 from autoshard.verify import structure, units
 from autoshard.verify.subject import Subject
 
-Rule = Callable[[Subject], Iterator[Diagnostic]]
+Rule = Callable[[Subject], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
     structure.names_exist,

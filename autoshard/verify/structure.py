@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from autoshard.analysis.findings import Finding
 from autoshard.analysis.ownership import unit_digest
-from autoshard.errors import Diagnostic
 from autoshard.verify.subject import Subject, finding, named
 
 
-def names_exist(subject: Subject) -> Iterator[Diagnostic]:
+def names_exist(subject: Subject) -> Iterator[Finding]:
     """Everything that the plan names is in the model."""
     plan, tree = subject.plan, subject.tree
     again = "make the plan again from this model"
@@ -29,7 +29,7 @@ def names_exist(subject: Subject) -> Iterator[Diagnostic]:
         yield finding("AS230", "entry", message, again)
 
 
-def named_once(subject: Subject) -> Iterator[Diagnostic]:
+def named_once(subject: Subject) -> Iterator[Finding]:
     """No module stands in two units, by any of its names."""
     seen: dict[str, tuple[str, ...]] = {}
     for modules in subject.units:
@@ -40,7 +40,7 @@ def named_once(subject: Subject) -> Iterator[Diagnostic]:
             seen[module] = modules
 
 
-def root_last(subject: Subject) -> Iterator[Diagnostic]:
+def root_last(subject: Subject) -> Iterator[Finding]:
     """The last unit is the root, alone."""
     if not subject.units or subject.units[-1] != ("",):
         last = named(subject.units[-1]) if subject.units else "missing"
@@ -51,7 +51,7 @@ def root_last(subject: Subject) -> Iterator[Diagnostic]:
             yield finding("AS232", "", f"the root stands in unit {named(modules)}, which is not the last one")
 
 
-def inner_first(subject: Subject) -> Iterator[Diagnostic]:
+def inner_first(subject: Subject) -> Iterator[Finding]:
     """A unit is applied before every unit that contains one of its modules."""
     unit_of = subject.unit_of
     for index, modules in enumerate(subject.units):
@@ -62,7 +62,7 @@ def inner_first(subject: Subject) -> Iterator[Diagnostic]:
                     yield finding("AS233", module, message, "list inner units before outer ones")
 
 
-def owned_once(subject: Subject) -> Iterator[Diagnostic]:
+def owned_once(subject: Subject) -> Iterator[Finding]:
     """Every parameter has one owner: a unit, or all ranks if it is replicated."""
     owner: dict[str, int] = {}
     for index, keys in enumerate(subject.owned):
@@ -70,7 +70,10 @@ def owned_once(subject: Subject) -> Iterator[Diagnostic]:
             if key not in owner:
                 owner[key] = index
                 continue
-            units = f"{named(subject.units[owner[key]])} and {named(subject.units[index])}"
+            first, second = subject.units[owner[key]], subject.units[index]
+            if any(subject.tree.is_inside(inner, outer) for inner in second for outer in first):
+                continue  # the order is wrong, which is another rule's finding
+            units = f"{named(first)} and {named(second)}"
             param = subject.tree.params[key]
             if len(param.holders) > 1:
                 message = f"it is shared, and units {units} both hold it"
@@ -84,7 +87,7 @@ def owned_once(subject: Subject) -> Iterator[Diagnostic]:
             yield finding("AS234", key, "no unit owns it, so its gradient is never reduced")
 
 
-def figures_agree(subject: Subject) -> Iterator[Diagnostic]:
+def figures_agree(subject: Subject) -> Iterator[Finding]:
     """Counts, bytes and digest of each unit are those of the parameters that it owns."""
     for unit, modules, keys in zip(subject.plan.units, subject.units, subject.owned, strict=True):
         num_bytes = sum(subject.tree.params[key].nbytes for key in keys)
@@ -98,7 +101,7 @@ def figures_agree(subject: Subject) -> Iterator[Diagnostic]:
             yield finding("AS236", named(modules), message, "make the plan again from this model")
 
 
-def recompute_inside_units(subject: Subject) -> Iterator[Diagnostic]:
+def recompute_inside_units(subject: Subject) -> Iterator[Finding]:
     """A recomputed module runs, contains no unit and no other recomputed module, and may run twice."""
     tree = subject.tree
     recompute = [fqn for fqn in map(tree.canonical, subject.plan.recompute) if fqn is not None]
@@ -123,7 +126,7 @@ def recompute_inside_units(subject: Subject) -> Iterator[Diagnostic]:
                 yield finding("AS237", fqn, message, "leave it out of recompute")
 
 
-def mesh_is_known(subject: Subject) -> Iterator[Diagnostic]:
+def mesh_is_known(subject: Subject) -> Iterator[Finding]:
     """One axis that shards, or two of which the outer replicates."""
     mesh = subject.plan.mesh
     roles = tuple(axis.role for axis in mesh)
@@ -137,7 +140,7 @@ def mesh_is_known(subject: Subject) -> Iterator[Diagnostic]:
             yield finding("AS238", "mesh", f"axis {axis.name} has size {axis.size}")
 
 
-def forced_decisions(subject: Subject) -> Iterator[Diagnostic]:
+def forced_decisions(subject: Subject) -> Iterator[Finding]:
     """What the model leaves no choice about stands in the plan."""
     space = subject.analysis.space
     methods = {(method.module, method.method) for method in subject.plan.methods}

@@ -6,9 +6,10 @@ Names that the graph does not have are kept apart; the rules go on with the rest
 from dataclasses import dataclass
 
 from autoshard.analysis import Analysis
+from autoshard.analysis.findings import Finding
 from autoshard.analysis.order import Run, runs
 from autoshard.analysis.ownership import owners
-from autoshard.errors import Diagnostic, Severity
+from autoshard.errors import Severity
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan.schema import Decisions
@@ -65,9 +66,13 @@ def subject_of(plan: Decisions, graph: ModelGraph, analysis: Analysis) -> Subjec
     )
 
 
-def finding(code: str, where: str, message: str, remedy: str = "", severity: Severity = "error") -> Diagnostic:
-    """A finding; the root's FQN is written out."""
-    return Diagnostic(code=code, severity=severity, where=where or "(root)", message=message, remedy=remedy)
+def finding(
+    code: str, where: str, message: str, remedy: str = "", severity: Severity = "error", cause: str = ""
+) -> Finding:
+    """A finding; the root's FQN is written out. Findings of one code and one cause are told together."""
+    return Finding(
+        code=code, severity=severity, where=where or "(root)", message=message, remedy=remedy, cause=cause or message
+    )
 
 
 def named(modules: tuple[str, ...]) -> str:

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
+from autoshard.analysis.findings import Finding
 from autoshard.analysis.on_demand import on_demand
 from autoshard.analysis.order import Run
-from autoshard.errors import Diagnostic
 from autoshard.ir import LOSS, ParamInfo
 from autoshard.plan.schema import Decisions
 from autoshard.verify.subject import Subject, finding, named
 
 
-def modules_take_hooks(subject: Subject) -> Iterator[Diagnostic]:
+def modules_take_hooks(subject: Subject) -> Iterator[Finding]:
     """Every module of a unit has a forward, and nothing below a unit refuses hooks."""
     for modules in subject.units:
         for module in modules:
@@ -24,7 +24,7 @@ def modules_take_hooks(subject: Subject) -> Iterator[Diagnostic]:
             yield finding("AS202", node.fqn, "a lazy module has no shapes yet", "run one forward before planning")
 
 
-def not_on_demand(subject: Subject) -> Iterator[Diagnostic]:
+def not_on_demand(subject: Subject) -> Iterator[Finding]:
     """No unit lies in a module that only some ranks may run."""
     some_ranks = on_demand(subject.graph)
     for modules, keys in zip(subject.units, subject.owned, strict=True):
@@ -35,7 +35,7 @@ def not_on_demand(subject: Subject) -> Iterator[Diagnostic]:
                 yield finding("AS218", module, message, "leave its parameters to a module that every rank runs")
 
 
-def read_while_unsharded(subject: Subject) -> Iterator[Diagnostic]:
+def read_while_unsharded(subject: Subject) -> Iterator[Finding]:
     """Each parameter is read only while a forward of the unit that owns it is running."""
     for unit, modules, keys in zip(subject.plan.units, subject.units, subject.owned, strict=True):
         for key in keys:
@@ -49,10 +49,11 @@ def read_while_unsharded(subject: Subject) -> Iterator[Diagnostic]:
                     yield finding("AS208", key, message, "run the step through the root's forward")
                 else:
                     message = f"{stack[-1] or '(root)'} reads it while no forward of its unit {named(modules)} runs"
-                    yield finding("AS203", key, message, f"let {stack[-1] or '(root)'} or an ancestor own it")
+                    who = stack[-1] or "(root)"
+                    yield finding("AS203", key, message, f"let {who} or an ancestor own it", cause=named(modules))
 
 
-def _read_by_loss(key: str, modules: tuple[str, ...], reshard: bool) -> Iterator[Diagnostic]:
+def _read_by_loss(key: str, modules: tuple[str, ...], reshard: bool) -> Iterator[Finding]:
     if modules != ("",):
         message = f"the loss reads it after the root's forward, but unit {named(modules)} owns it"
         yield finding("AS203", key, message, "leave it to the root")
@@ -61,7 +62,7 @@ def _read_by_loss(key: str, modules: tuple[str, ...], reshard: bool) -> Iterator
         yield finding("AS207", key, message, "set reshard of the root to false")
 
 
-def one_trainable_dtype(subject: Subject) -> Iterator[Diagnostic]:
+def one_trainable_dtype(subject: Subject) -> Iterator[Finding]:
     """The trainable parameters of a unit are stored in one dtype."""
     for modules, keys in zip(subject.units, subject.owned, strict=True):
         first: dict[str, str] = {}
@@ -76,7 +77,7 @@ def one_trainable_dtype(subject: Subject) -> Iterator[Diagnostic]:
             )  # fmt: skip
 
 
-def params_can_be_sharded(subject: Subject) -> Iterator[Diagnostic]:
+def params_can_be_sharded(subject: Subject) -> Iterator[Finding]:
     """Each parameter that a unit owns is one that FSDP2 can shard."""
     for keys in subject.owned:
         for key in dict.fromkeys(keys):
@@ -100,7 +101,7 @@ def _obstacles(param: ParamInfo, plan: Decisions) -> Iterator[tuple[str, str]]:
         yield "AS214", "a sparse gradient cannot be reduced"
 
 
-def shard_dims_divide(subject: Subject) -> Iterator[Diagnostic]:
+def shard_dims_divide(subject: Subject) -> Iterator[Finding]:
     """A shard dim belongs to a parameter of its unit, exists, and is divided by the shards."""
     num_shards = subject.plan.num_shards if subject.plan.mesh else 1
     for unit, modules, keys in zip(subject.plan.units, subject.units, subject.owned, strict=True):
@@ -117,7 +118,7 @@ def shard_dims_divide(subject: Subject) -> Iterator[Diagnostic]:
                 yield finding("AS219", key, message, "choose another dim or another number of shards")
 
 
-def lists_run_once(subject: Subject) -> Iterator[Diagnostic]:
+def lists_run_once(subject: Subject) -> Iterator[Finding]:
     """Every module of a list unit runs once, apart from the others, and backward enters through the last."""
     for modules in subject.units:
         if len(modules) < 2:
@@ -133,7 +134,7 @@ def lists_run_once(subject: Subject) -> Iterator[Diagnostic]:
         yield from _last_is_hooked(subject, modules)
 
 
-def _last_is_hooked(subject: Subject, modules: tuple[str, ...]) -> Iterator[Diagnostic]:
+def _last_is_hooked(subject: Subject, modules: tuple[str, ...]) -> Iterator[Finding]:
     ran = sorted((run for module in modules for run in subject.runs.get(module, ())), key=lambda run: run.start)
     if not ran:
         return
@@ -146,7 +147,7 @@ def _last_is_hooked(subject: Subject, modules: tuple[str, ...]) -> Iterator[Diag
         yield finding("AS235", modules[0], message, severity="warning")
 
 
-def results_carry_hooks(subject: Subject) -> Iterator[Diagnostic]:
+def results_carry_hooks(subject: Subject) -> Iterator[Finding]:
     """Where backward enters a unit, FSDP2 finds a tensor in the unit's result on which it can put its hook."""
     for unit, modules, keys in zip(subject.plan.units, subject.units, subject.owned, strict=True):
         for module in modules:

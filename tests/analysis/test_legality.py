@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.analysis import LegalSpace, analyze
+from autoshard.analysis.findings import Finding, condense, pattern
 from autoshard.analysis.legality import params as param_rules
-from autoshard.analysis.legality.findings import Finding, condense, pattern
 from autoshard.errors import Diagnostic
 from autoshard.ir.tree import Tree
 from tests.graphs import Mod, Par, block, build, decoder, mod, stack

@@ -12,7 +12,7 @@ subtree except what lies in a required atom below. Two rules make other atoms re
 from dataclasses import dataclass, field
 
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.legality.findings import Finding
+from autoshard.analysis.findings import Finding
 from autoshard.analysis.legality.modules import bar, is_never_used
 from autoshard.analysis.legality.params import is_replicated
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autoshard.analysis.access import reader, uncovered_reads
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.legality.findings import Finding
+from autoshard.analysis.findings import Finding
 from autoshard.analysis.order import Run
 from autoshard.errors import Severity
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.legality.findings import Finding
+from autoshard.analysis.findings import Finding
 from autoshard.errors import Severity
 from autoshard.ir import LOSS, ParamInfo
 
