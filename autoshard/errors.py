@@ -9,6 +9,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from autoshard.sizes import format_bytes
+
 Severity = Literal["error", "warning", "note"]
 
 
@@ -147,8 +149,6 @@ class InfeasibleBudgetError(PlanningError):
         return self.smallest_bytes - self.allowed_bytes
 
     def __str__(self) -> str:
-        from autoshard.sizes import format_bytes
-
         lines = [
             f"no plan fits: allowed {format_bytes(self.allowed_bytes)} per device, the smallest projected peak is "
             f"{format_bytes(self.smallest_bytes)} ({format_bytes(self.missing_bytes)} missing)",

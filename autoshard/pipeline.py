@@ -5,6 +5,7 @@ The first file to read. Every arrow is one frozen value; no stage calls the next
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from autoshard import __version__
@@ -240,8 +241,6 @@ def _assemble(
     found: Found,
     alternatives: tuple[Alternative, ...],
 ) -> Plan:
-    import torch
-
     decisions = found.decisions
     named = {module for unit in decisions.units for module in unit.modules} | set(decisions.recompute)
     named |= {method.module for method in decisions.methods}
@@ -256,7 +255,7 @@ def _assemble(
         diagnostics=(*graph.diagnostics, *analysis.space.diagnostics),
         provenance=Provenance(
             autoshard=__version__,
-            torch=torch.__version__.partition("+")[0],
+            torch=version("torch").partition("+")[0],
             frontend=graph.frontend,
             device=question.profile.name,
             optimizer=question.optimizer,

@@ -158,7 +158,10 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
         kept = ", ".join(part.name for part in profile.headroom)
         assumed.append(f"memory={allowed_bytes} bytes (the device's memory minus headroom: {kept})")
     else:
-        allowed_bytes = parse_bytes(request.memory, "memory")
+        try:
+            allowed_bytes = parse_bytes(request.memory)
+        except ValueError as error:
+            raise RequestError("memory", request.memory, str(error)) from None
         if allowed_bytes > profile.memory_bytes:
             raise RequestError("memory", request.memory, f"at most {profile.memory_bytes} bytes on {profile.name}")
 

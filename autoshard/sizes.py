@@ -6,8 +6,6 @@ bytes. Text is always made with binary units.
 
 import re
 
-from autoshard.errors import RequestError
-
 _FACTORS = {
     "": 1,
     "b": 1,
@@ -23,11 +21,11 @@ _FACTORS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
-def parse_bytes(size: int | str, field: str = "memory") -> int:
+def parse_bytes(size: int | str) -> int:
     """Bytes of a size given as a number of bytes or as text such as ``60GiB`` or ``1.5 GB``.
 
     Raises:
-        RequestError: the text is not a size, or the size is not positive; ``field`` names what was asked.
+        ValueError: it is not a size, or not a positive one; the message says what would be.
 
     Examples:
         >>> parse_bytes("256MiB")
@@ -37,16 +35,16 @@ def parse_bytes(size: int | str, field: str = "memory") -> int:
     """
     expected = "a positive size such as 60GiB, 500MB or a number of bytes"
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise RequestError(field, size, expected)
+        raise ValueError(expected)
     if isinstance(size, int):
         num_bytes = size
     else:
         found = _SIZE.fullmatch(size)
         if found is None or found[2].lower() not in _FACTORS:
-            raise RequestError(field, size, expected)
+            raise ValueError(expected)
         num_bytes = int(float(found[1]) * _FACTORS[found[2].lower()])
     if num_bytes <= 0:
-        raise RequestError(field, size, expected)
+        raise ValueError(expected)
     return num_bytes
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import autoshard.sizes
 from autoshard.errors import RequestError
+from autoshard.request import Request, resolve
 from autoshard.sizes import format_bytes, format_ns, parse_bytes
 
 
@@ -39,8 +40,12 @@ def test_sizes_are_read(text: int | str, num_bytes: int) -> None:
     "text", ["", "GiB", "-1", -1, 0, "0", "0.0001B", "1e9", "1,5GB", "60 GiBs", "1GiB 2", True, None, 1.5, "١GiB x"]
 )
 def test_what_is_no_size_names_the_option(text: object) -> None:
+    with pytest.raises(ValueError, match="60GiB"):
+        parse_bytes(text)  # type: ignore[arg-type]
+    if text is None:
+        return  # no allowance was asked for
     with pytest.raises(RequestError) as caught:
-        parse_bytes(text, "memory")  # type: ignore[arg-type]
+        resolve(Request(device="cpu", devices=2, memory=text))  # type: ignore[arg-type]
     assert (caught.value.field, caught.value.value) == ("memory", text)
     assert "60GiB" in str(caught.value)
 

@@ -1,7 +1,9 @@
-"""The search in its first form: cuts from coarse to fine, the tail grouped, as much kept unsharded as fits.
+"""The search in its first form: one unit a block, the tail grouped, ever finer cuts, as much kept unsharded as fits.
 
-Every candidate is priced by the same fold (``simulate``). The space searched is a part of the whole one (DESIGN
-section 7), so the answer states a bound and a gap and never claims to be proved unless the bound is met.
+Every candidate is priced by the same fold (``simulate``). The space searched is a part of what is legal (neighbouring
+blocks are not put together, nothing recomputes), so the answer states a bound and a gap, and never claims to be proved
+unless the bound is met. A legal baseline is the answer only where nothing else fits; where one is predicted faster, the
+list of alternatives shows it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +22,7 @@ from autoshard.simulate import StepProfile, Timeline, simulate
 
 MAX_FINER_CUTS = 32
 """Finer cuts tried before an allowance is called infeasible; a count, so that the answer is the same everywhere."""
-SPACE = "blocks and large modules as units, finer cuts, tail and neighbour groups, reshard per unit; no recompute"
+SPACE = "one unit a block, large modules as units, finer cuts, the tail grouped, reshard per unit; no recompute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def search(
     profile: StepProfile,
     legal_baselines: Sequence[Baseline],
 ) -> Found:
-    """The fastest plan found that fits, never slower than a legal baseline that fits.
+    """The fastest plan found that fits.
 
     Raises:
         NoLegalUnitError: the space forbids every plan.
@@ -82,12 +84,12 @@ def search(
     if refused:
         raise NoLegalUnitError(refused)
     prices = _Prices(graph, analysis, question, profile)
-    fitting = [base.candidate for base in legal_baselines if prices.fits(base.candidate)]
+    fitting: list[Candidate] = []
     for cut in _cuts(graph, analysis):
-        variants = [chosen for chosen in _variants(graph, analysis, cut) if prices.fits(chosen)]
-        fitting += variants
-        if variants and question.objective == "time":
+        fitting += [chosen for chosen in _variants(graph, analysis, cut) if prices.fits(chosen)]
+        if fitting and question.objective == "time":
             break
+    fitting = fitting or [base.candidate for base in legal_baselines if prices.fits(base.candidate)]
     if not fitting:
         smallest = min(prices.known, key=lambda chosen: (prices(chosen).peak_bytes, chosen.units))
         timeline = prices(smallest)
@@ -118,42 +120,17 @@ def _cuts(graph: ModelGraph, analysis: Analysis) -> Iterator[frozenset[str]]:
 
 
 def _variants(graph: ModelGraph, analysis: Analysis, cut: frozenset[str]) -> Iterator[Candidate]:
-    """A cut as it is, with its tail grouped, with neighbours grouped, and with the joint sets as list units."""
+    """A cut as it is, with its tail grouped, and both with the joint sets as list units."""
     single = tuple((fqn,) for fqn in sorted(cut))
     shapes = [single]
     if tail := tail_groups(graph, analysis, cut):
         shapes.append(tail)
-    for length in (2, 4):
-        shapes += [_grouped(analysis, shape, length) for shape in shapes[:2]]
     for joint in analysis.space.joint:
         members = set(joint)
         shapes += [(*(unit for unit in shape if not members & set(unit)), joint) for shape in shapes[:2]]
     for shape in dict.fromkeys(shapes):
         yield candidate(shape)
         yield candidate(shape, kept=_last(analysis, shape, 1))
-
-
-def _grouped(analysis: Analysis, units: Iterable[tuple[str, ...]], length: int) -> tuple[tuple[str, ...], ...]:
-    """Runs of single, isomorphic, groupable units put together ``length`` at a time."""
-    atoms = {atom.module: atom for atom in analysis.space.atoms}
-    after = dict(analysis.space.groupable)
-    alone = {unit[0] for unit in units if len(unit) == 1}
-    groups: list[tuple[str, ...]] = [unit for unit in units if len(unit) > 1]
-    taken: set[str] = set()
-    for fqn in sorted(alone, key=lambda fqn: atoms[fqn].order):
-        if fqn in taken:
-            continue
-        group = [fqn]
-        while len(group) < length:
-            following = after.get(group[-1])
-            if following is None or following not in alone or following in taken or not atoms[fqn].repeat_class:
-                break
-            if atoms[following].repeat_class != atoms[fqn].repeat_class:
-                break
-            group.append(following)
-        taken.update(group)
-        groups.append(tuple(group))
-    return tuple(groups)
 
 
 def _in_execution_order(analysis: Analysis, units: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
