@@ -121,7 +121,7 @@ def _cuts(graph: ModelGraph, analysis: Analysis) -> Iterator[frozenset[str]]:
 
 def _variants(graph: ModelGraph, analysis: Analysis, cut: frozenset[str]) -> Iterator[Candidate]:
     """A cut as it is, with its tail grouped, and both with the joint sets as list units."""
-    single = tuple((fqn,) for fqn in sorted(cut))
+    single: tuple[tuple[str, ...], ...] = tuple((fqn,) for fqn in sorted(cut))
     shapes = [single]
     if tail := tail_groups(graph, analysis, cut):
         shapes.append(tail)
