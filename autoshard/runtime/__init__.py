@@ -13,7 +13,7 @@ from autoshard.runtime.apply import apply
 from autoshard.runtime.collectives import record_collectives
 from autoshard.runtime.confirm import confirm
 from autoshard.runtime.dtypes import mixed_precision
-from autoshard.runtime.match import match, warn_of_size
+from autoshard.runtime.match import match, warn_of_buffers, warn_of_size
 from autoshard.runtime.measure import Meter, measure
 from autoshard.runtime.mesh import make_mesh
 
@@ -24,8 +24,11 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
     """Shard a model as a plan says, in place. Every rank calls it, before the first forward and the optimizer.
 
     The model may be on meta: then materialise and initialise it afterwards (``model.to_empty(device=...)``, then the
-    model's own initialisation or a state dict). Names of parameters and of the state dict stay as they were; the
-    parameters become ``DTensor``.
+    model's own initialisation or a state dict). On a CPU mesh equal seeds draw equal slices, so seed by the rank along
+    the shard axis first. A warning names the buffers that a state dict would not fill.
+
+    Names of parameters and of the state dict stay as they were; the parameters become ``DTensor``. After a forward
+    without gradients all of them are sharded again, so that an optimizer may also be made after an evaluation.
 
     Args:
         model: the model that the plan was made for, not sharded yet.
@@ -58,6 +61,7 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
     require_agreement(own, exchange(own, mesh))
     assert matched is not None
     warn_of_size(plan, matched.num_shards)
+    warn_of_buffers(model)
     try:
         made = make_mesh(model, plan, mesh)
         apply(model, plan, matched, made)

@@ -93,6 +93,24 @@ def warn_of_size(plan: Decisions, num_shards: int) -> None:
         )
 
 
+def warn_of_buffers(model: nn.Module) -> None:
+    """Say once, on the first rank, which buffers of a model on meta nothing will fill."""
+    lost = [
+        f"{fqn}.{name}" if fqn else name
+        for fqn, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if buffer.is_meta and name in module._non_persistent_buffers_set
+    ]
+    if lost and dist.get_rank() == 0:
+        more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
+        warnings.warn(
+            f"this model is on meta and has buffers that no state dict holds: {', '.join(lost[:4])}{more}; after "
+            f"to_empty() they hold garbage until the model computes them again",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def _missing_names(model: nn.Module, plan: Decisions) -> list[Difference]:
     modules = dict(model.named_modules(remove_duplicate=False))
     wanted = [(f"units[{i}]", fqn) for i, unit in enumerate(plan.units) for fqn in unit.modules]

@@ -1,5 +1,8 @@
 """From a model to a trained model through a plan file: the fingerprint, the losses, and the projection."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -9,6 +12,7 @@ from torch import nn
 
 import autoshard
 from autoshard.errors import PlanMismatchError
+from autoshard.pipeline import plan_model_file
 from autoshard.plan import Plan
 from autoshard.plan.measurement import Measurement
 from autoshard.runtime import apply_plan, measure
@@ -93,22 +97,17 @@ def test_what_a_plan_says_for_people_is_not_compared() -> None:
 
 @pytest.mark.slow
 def test_the_example_trains_as_its_plan_says(tmp_path: Path) -> None:
-    import os
-    import subprocess
-    import sys
-
     examples = Path(__file__).parent.parent.parent / "examples"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", *command], capture_output=True, text=True, env=environment, timeout=120, check=False
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    path = str(tmp_path / "plan.json")
-    run("autoshard", "plan", str(examples / "tiny_llama.py"), "-o", path, "--device", "cpu", "--devices", "2")
-    train = [str(examples / "train.py"), "--plan", path, "--check", "--steps", "4"]
-    told = run("torch.distributed.run", "--nproc-per-node", "2", *train)
-    assert "equal to one process" in told
+    request = autoshard.Request(device="cpu", devices=2, memory="256MiB")
+    autoshard.save_plan(plan_model_file(str(examples / "tiny_llama.py"), request).plan, tmp_path / "plan.json")
+    train = [str(examples / "train.py"), "--plan", str(tmp_path / "plan.json"), "--check", "--steps", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *train],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "equal to one process" in done.stdout
