@@ -132,12 +132,13 @@ def _trace(
         if dtype is None or not _is_about_dtypes(error.reason):
             raise
         traced = trace_step(model, tree, pair, dtype=None, **options)
+        why = str(error.__cause__)  # without the line in the user's file: no path belongs into a plan
         diagnostics.append(
             Diagnostic(
                 code="AS101",
                 severity="warning",
                 where=error.fqn,
-                message=f"the step does not run with parameters cast to {dtype_name(dtype)} ({error.reason}); it was "
+                message=f"the step does not run with parameters cast to {dtype_name(dtype)} ({why}); it was "
                 "captured in the stored dtypes, so the projected activations are too large",
                 remedy="cast the buffer or activation that meets the parameter, or ask for precision fp32",
             )
