@@ -34,13 +34,14 @@ def confirm(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMes
         ApplyError: something is not as planned; all findings of the first unit (or of the whole model) in one reason.
     """
     policy = mixed_precision(plan.precision)
+    key_of = {param: key for key, param in model.named_parameters()}
     for unit, modules, owned in zip(plan.units, matched.units, matched.owned, strict=True):
-        _require(unit.modules, list(_unit_findings(model, plan, unit, modules, set(owned), policy, mesh)))
+        _require(unit.modules, list(_unit_findings(key_of, plan, unit, modules, set(owned), policy, mesh)))
     _require((), list(_model_findings(model, plan, matched)))
 
 
 def _unit_findings(
-    model: nn.Module,
+    key_of: dict[nn.Parameter, str],
     plan: Decisions,
     unit: Unit,
     modules: tuple[nn.Module, ...],
@@ -66,7 +67,7 @@ def _unit_findings(
     groups = state._fsdp_param_groups
     if len(groups) > 1:
         yield f"its parameters are in {len(groups)} groups"
-    params = {_key(model, param): param for group in groups for param in group.fsdp_params}
+    params = {_key(key_of, param): param for group in groups for param in group.fsdp_params}
     if set(params) != keys:
         yield f"it owns {_some(set(params) - keys)} and lacks {_some(keys - set(params))}"
     for group in groups:
@@ -107,10 +108,10 @@ def _state(module: nn.Module) -> Any:
     return module._get_fsdp_state()
 
 
-def _key(model: nn.Module, param: Any) -> str:
+def _key(key_of: dict[nn.Parameter, str], param: Any) -> str:
     """Key of a parameter that FSDP2 knows by module object and name."""
     now = getattr(param._module_info.module, param._module_info.param_name)
-    return next((key for key, one in model.named_parameters() if one is now), "(a parameter outside the model)")
+    return key_of.get(now, "(a parameter outside the model)")
 
 
 def _some(keys: set[str]) -> str:
