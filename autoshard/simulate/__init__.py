@@ -1,11 +1,12 @@
 """One training step of FSDP2 as a fold over events: memory and streams. Imports no torch.
 
-``simulate`` replays a plan; the order of its files is ``profile`` (the step on one device), ``units`` (bytes and times
-of each unit), ``events`` (what FSDP2 does and when), ``fold`` (what that costs), ``timeline`` (the record).
+``simulate`` replays a plan; the files in the order of the work: ``profile`` (the step on one device), ``units`` (bytes
+and times of each unit), ``hooks`` (what FSDP2 does and when), ``fold`` (what that costs), ``timeline`` (the record).
 """
 
-from autoshard.simulate.events import Event, step_events
+from autoshard.simulate.event import Event
 from autoshard.simulate.fold import KINDS, Setup, State, advance, start
+from autoshard.simulate.hooks import step_events
 from autoshard.simulate.optimizer import OptimizerSizes, optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
 from autoshard.simulate.step import expected_collectives, simulate

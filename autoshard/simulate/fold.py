@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from autoshard.cost import Group, all_reduce_ns
-from autoshard.simulate.events import Event
+from autoshard.simulate.event import Event
 from autoshard.simulate.optimizer import OptimizerSizes
 from autoshard.simulate.profile import StepProfile
 from autoshard.simulate.units import UnitSizes

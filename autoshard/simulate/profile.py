@@ -11,7 +11,8 @@ from itertools import accumulate
 
 from autoshard.cost import op_ns, rates
 from autoshard.errors import GraphError
-from autoshard.ir import CALLER, LOSS, ModelGraph, Moment, OpNode
+from autoshard.ir import CALLER, LOSS, ModelGraph, ModuleSpan, Moment, OpNode
+from autoshard.ir.tree import Tree
 from autoshard.request import DTYPE_BYTES, Question
 
 
@@ -62,6 +63,7 @@ class StepProfile:
         labels: module and target of each op, for people.
         gradients: when gradients appear, in the order of ``born``.
         runs: by module FQN, in the order of their start.
+        replays: by module FQN, where its forward runs again during backward, as positions: (first, past-the-end).
         input_bytes: the example inputs.
         buffer_bytes: the model's buffers.
         launch_ns: host time of one kernel.
@@ -75,6 +77,7 @@ class StepProfile:
     labels: tuple[tuple[str, str], ...]
     gradients: tuple[GradientMoment, ...]
     runs: dict[str, tuple[ModuleRun, ...]]
+    replays: dict[str, tuple[tuple[int, int], ...]]
     input_bytes: int
     buffer_bytes: int
     launch_ns: int
@@ -106,10 +109,12 @@ def profile_step(graph: ModelGraph, question: Question) -> StepProfile:
     reached = rates(question.profile, graph.compute_dtype)
     during, between, gradients = _storages(graph, num_forward, ops)
     runs: dict[str, list[ModuleRun]] = defaultdict(list)
+    blocks = _recompute_blocks(root.backward)
     for rank, span in enumerate(root.spans):
         backward = None
         if span.backward is not None and span.backward[0] < span.backward[1]:
-            backward = (num_forward + span.backward[0], num_forward + span.backward[1])
+            first = _backward_start(graph, span, blocks)
+            backward = (num_forward + first, num_forward + span.backward[1])
         runs[span.module].append(
             ModuleRun(
                 rank=rank,
@@ -128,10 +133,57 @@ def profile_step(graph: ModelGraph, question: Question) -> StepProfile:
         labels=tuple(("the loss" if op.module == LOSS else op.module or "(root)", op.target) for op in ops),
         gradients=gradients,
         runs={module: tuple(found) for module, found in runs.items()},
+        replays=_replays(graph, num_forward, blocks),
         input_bytes=_input_bytes(graph),
         buffer_bytes=sum(buffer.nbytes for buffer in graph.buffers),
         launch_ns=reached.launch_ns,
     )
+
+
+def _recompute_blocks(ops: tuple[OpNode, ...]) -> list[tuple[int, int]]:
+    """Stretches of backward ops that run forward code again: (first, past-the-end)."""
+    blocks: list[tuple[int, int]] = []
+    for index, op in enumerate(ops):
+        if op.is_recompute and blocks and blocks[-1][1] == index:
+            blocks[-1] = (blocks[-1][0], index + 1)
+        elif op.is_recompute:
+            blocks.append((index, index + 1))
+    return blocks
+
+
+def _backward_start(graph: ModelGraph, span: ModuleSpan, blocks: list[tuple[int, int]]) -> int:
+    """Where the gradient of a module's output arrives: before its first op that is not recomputed.
+
+    If that op asked for the recomputation, the gradient was there before it.
+    """
+    assert span.backward is not None
+    first, stop = span.backward
+    if not blocks:
+        return first
+    tree, ops = Tree.of(graph), graph.root.backward
+    for index in range(first, stop):
+        module = ops[index].module
+        if not ops[index].is_recompute and module in tree.nodes and tree.is_inside(module, span.module):
+            return next((start for start, end in blocks if end == index), index)
+    return first
+
+
+def _replays(
+    graph: ModelGraph, num_forward: int, blocks: list[tuple[int, int]]
+) -> dict[str, tuple[tuple[int, int], ...]]:
+    tree = Tree.of(graph)
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for start, stop in blocks:
+        within: dict[str, tuple[int, int]] = {}
+        for index in range(start, stop):
+            module = graph.root.backward[index].module
+            if module not in tree.nodes:
+                continue
+            for fqn in (module, *tree.above(module)):
+                within[fqn] = (within.get(fqn, (num_forward + index, 0))[0], num_forward + index + 1)
+        for fqn, positions in within.items():
+            found[fqn].append(positions)
+    return {fqn: tuple(positions) for fqn, positions in found.items()}
 
 
 def _storages(

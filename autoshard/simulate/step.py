@@ -6,8 +6,8 @@ from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions
 from autoshard.request import Question
-from autoshard.simulate.events import step_events
 from autoshard.simulate.fold import Setup, advance, start
+from autoshard.simulate.hooks import step_events
 from autoshard.simulate.optimizer import optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
 from autoshard.simulate.timeline import Collective, Entry, Timeline
@@ -37,7 +37,8 @@ def simulate(
     for event in step_events(graph, decisions, setup.units, profile):
         state = advance(setup, state, event)
         entries.append(Entry(event=event, state=state))
-    dtypes = {param.key: param.dtype for param in graph.params if param.key in set(decisions.replicated)}
+    params = Tree.of(graph).params
+    dtypes = {key: params[key].dtype for key in decisions.replicated}
     return Timeline(setup=setup, start=first, entries=tuple(entries), dtypes=dtypes)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from autoshard.plan import Projection
 from autoshard.request import Question
-from autoshard.simulate.events import Event
+from autoshard.simulate.event import Event
 from autoshard.simulate.fold import KINDS, Setup, State
 
 NOT_MODELLED = (

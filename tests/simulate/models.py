@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 HIDDEN, VOCAB, TOKENS = 64, 499, 3
 
@@ -145,6 +146,19 @@ class Halted(nn.Module):
         with torch.no_grad():
             x = self.layers[0](x)
         return self.layers[2](self.layers[1](x))
+
+
+class Recomputing(nn.Module):
+    """Two modules of own and inner parameters, each of which recomputes in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Outer(Mlp(width), Mlp(251)) for width in (499, 997))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
 
 
 def mixed() -> nn.Module:

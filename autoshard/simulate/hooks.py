@@ -4,71 +4,19 @@ This is the logic of FSDP2 without bytes or time: the state machine of each para
 The names in comments are those of ``torch/distributed/fsdp/_fully_shard`` (torch 2.13). The fold adds bytes and time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-import msgspec
+from functools import partial
 
 from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph
 from autoshard.plan import Decisions
+from autoshard.simulate.event import Event, Kind, Phase
 from autoshard.simulate.profile import GradientMoment, ModuleRun, StepProfile
 from autoshard.simulate.units import Reduction, UnitSizes
 
-Phase = Literal["forward", "backward", "optimizer"]
-Kind = Literal[
-    "hook",
-    "gather",
-    "copy out",
-    "compute",
-    "reshard",
-    "flush",
-    "release",
-    "reduce",
-    "average",
-    "settle",
-    "finish",
-    "optimizer",
-    "zero grad",
-]
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One thing that happens in the step.
-
-    Attributes:
-        kind: ``hook`` (host work of a unit's hooks), ``gather`` (an all-gather is issued), ``copy out`` (it is waited
-            for and copied into the unsharded parameters), ``compute`` (ops run), ``reshard`` (unsharded parameters are
-            freed), ``flush`` (the last all-gather buffer of forward is freed), ``release`` (the oldest reduce-scatter
-            input is waited for and freed), ``reduce`` (gradients are copied and a reduce-scatter is issued),
-            ``average`` (the gradient of a replicated parameter is averaged), ``settle`` (what a unit still holds at the
-            end of backward is freed), ``finish`` (compute waits for all reductions), ``optimizer``, ``zero grad``.
-        phase: of the step.
-        unit: index of the unit, -1 for none.
-        start: first position (``compute``: first op).
-        stop: past-the-end op of ``compute``; otherwise the same as ``start``.
-        reduction: what is reduced (``reduce``, and ``reshard`` just before it).
-        gradients: gradients that appear during ``compute``: (op, key of the parameter).
-        key: the replicated parameter of ``average``.
-        is_deferred: the all-gather's buffer outlives the copy-out (forward), until the next copy-out is done.
-        drops_gather: ``settle`` frees an all-gather that nobody waited for, not an all-reduce's buffer.
-        is_accumulated: ``reduce`` adds to gradient shards that are there already.
-        is_unsharded: ``reshard`` finds unsharded parameters (else it only makes gradients of zeros).
-    """
-
-    kind: Kind
-    phase: Phase
-    unit: int = -1
-    start: int
-    stop: int
-    reduction: Reduction | None = None
-    gradients: tuple[tuple[int, str], ...] = ()
-    key: str = ""
-    is_deferred: bool = False
-    drops_gather: bool = False
-    is_accumulated: bool = False
-    is_unsharded: bool = True
+_POST_BACKWARD, _REPLAYED, _PRE_BACKWARD, _REPLAY = range(4)
+"""Turns of the hooks that stand at one position: what ends comes before what begins."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +78,8 @@ class _Replay:
         self.of_module = {module: group for group in self.groups for module in group.sizes.modules}
         self.states = self._all_states(graph)
         self.order: list[_Group] = []
-        self.backward_hooks: list[tuple[tuple[int, int, int], bool, _Group]] = []
+        self.backward_hooks: list[tuple[tuple[int, int, int], Callable[[], Iterator[Event]]]] = []
+        self.replay_root: _Group | None = None
         self.num_inputs_alive = 0
         self.is_reducing = False
         self.position = 0
@@ -198,7 +147,7 @@ class _Replay:
         yield from self._wait(group, is_deferred=True)
         if is_first and run.inputs_need_grad and run.backward is not None:
             # ``RegisterPostBackwardFunction``: at one position the ends of inner modules come first.
-            self.backward_hooks.append(((run.backward[1], 0, -run.rank), False, group))
+            self._in_backward(run.backward[1], _POST_BACKWARD, -run.rank, self._post_backward, group)
 
     def _post_forward(self, module: str, run: ModuleRun) -> Iterator[Event]:
         group = self.of_module[module]
@@ -218,7 +167,7 @@ class _Replay:
         group.training = "idle"
         if run.output_needs_grad and run.backward is not None:
             # At one position the hook of the inner module was registered first on the same tensor.
-            self.backward_hooks.append(((run.backward[0], 1, -run.rank), True, group))
+            self._in_backward(run.backward[0], _PRE_BACKWARD, -run.rank, self._pre_backward, group)
         if not group.has_params:
             return
         if group.sizes.reshard:
@@ -228,15 +177,44 @@ class _Replay:
 
     # -- backward
 
+    def _in_backward(
+        self, at: int, turn: int, tie: int, hook: Callable[..., Iterator[Event]], *subject: _Group | str
+    ) -> None:
+        self.backward_hooks.append(((at, turn, tie), partial(hook, *subject)))
+
     def _backward(self) -> Iterator[Event]:
-        for (at, _, _), is_entry, group in sorted(self.backward_hooks, key=lambda hook: hook[0]):
+        for module in self.of_module:
+            for first, stop in self.profile.replays.get(module, ()):
+                self._in_backward(first, _REPLAY, first - stop, self._pre_forward_again, module)
+                self._in_backward(stop, _REPLAYED, stop - first, self._post_forward_again, module)
+        for (at, _, _), hook in sorted(self.backward_hooks, key=lambda item: item[0]):
             yield from self._compute(at)
-            if is_entry:
-                yield from self._pre_backward(group)
-            elif group.has_params:
-                yield from self._post_backward(group)
+            yield from hook()
         yield from self._compute(self.profile.num_ops)
         yield from self._final_callback()
+
+    def _pre_forward_again(self, module: str) -> Iterator[Event]:
+        """``_pre_forward`` of a module that runs again: a unit inside the recomputed part is gathered as in forward."""
+        group = self.of_module[module]
+        if group.training == "pre-backward":
+            yield from self._gather(group)
+            yield from self._wait(group, is_deferred=False)
+            return
+        if self.replay_root is None:
+            self.replay_root = group
+        group.training = "forward"
+        yield self._event("hook", group)
+        yield from self._gather(group)
+        yield from self._wait(group, is_deferred=True)
+
+    def _post_forward_again(self, module: str) -> Iterator[Event]:
+        """``_post_forward`` during backward: it does not reshard, nor count for the prefetch order."""
+        group = self.of_module[module]
+        if group.training == "forward":
+            group.training = "idle"
+        if group is self.replay_root:
+            self.replay_root = None
+            yield self._event("flush", group)
 
     def _pre_backward(self, group: _Group) -> Iterator[Event]:
         if not group.has_params or group.training == "pre-backward":
@@ -251,6 +229,8 @@ class _Replay:
                 yield from self._gather(self.order[place - 1])
 
     def _post_backward(self, group: _Group) -> Iterator[Event]:
+        if not group.has_params:
+            return
         group.training = "post-backward"
         keys = {moment.key for moment in group.waiting if moment.complete < self.position}
         group.waiting = [moment for moment in group.waiting if moment.key not in keys]
