@@ -87,12 +87,30 @@ class Scaled(nn.Module):
         return self.body(x) * self.scale.exp()
 
 
+class Branches(nn.Module):
+    """Takes one of two ways, by the sign of the first input; two ranks take different ones in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(3, WIDTH)
+        self.left = nn.Linear(WIDTH, WIDTH)
+        self.right = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        way = self.left if x[0, 0] > 0 else self.right
+        return self.head(torch.tanh(way(self.enter(x))))
+
+
 def inputs(model: nn.Module, step: int, rank: int) -> Tensor:
     """What one rank trains on in one step."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     if isinstance(model, TiedLM):
         return torch.randint(VOCABULARY, (2, 7), generator=generator)
-    return torch.randn(4, 3, generator=generator)
+    x = torch.randn(4, 3, generator=generator)
+    if isinstance(model, Branches):
+        x[0, 0] = x[0, 0].abs() * (-1) ** (step + rank)
+    return x
 
 
 def loss_of(output: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.plan import Precision
-from tests.runtime.models import Scaled, Stack, TiedEnds, TiedLM
+from tests.runtime.models import Branches, Scaled, Stack, TiedEnds, TiedLM
 from tests.runtime.plans import decide
 from tests.runtime.ranks import note, run_ranks
 from tests.runtime.training import Comparison, compare
@@ -45,12 +45,16 @@ PLANS = {
     "tied in a list unit": (TiedEnds, lambda m: decide(m, [(("enter",), True), (("first", "second"), True), *ROOT])),
     "all of a tied model in the root": (TiedLM, lambda m: decide(m, [*ROOT])),
     "other entry": (Stack, lambda m: decide(m, [*BLOCKS, *ROOT], entry="training_step")),
-    "unused parameters reduced": (Stack, lambda m: decide(m, [*BLOCKS, *ROOT], reduce_unused=True)),
+    "ranks use different parameters": (Branches, lambda m: decide(m, [*ROOT], reduce_unused=True)),
     "recompute": (
         Stack,
         lambda m: decide(m, [*BLOCKS, *ROOT], recompute=("enter", "layers.0", "layers.1.expand", "layers.2")),
     ),
     "replicated": (Scaled, lambda m: decide(m, [(("body.0",), True), *ROOT], replicated=("scale",))),
+    "three ranks": (
+        Stack,
+        lambda m: decide(m, [*BLOCKS, (("norm", "head"), False), *ROOT], shards=3),
+    ),
     "two axes": (Stack, lambda m: decide(m, [*BLOCKS, *ROOT], replicas=2)),
     "bf16": (
         Stack,
@@ -59,21 +63,26 @@ PLANS = {
 }
 
 
+WORLDS = {"two axes": 4, "three ranks": 3}
+"""Ranks that a plan needs where it is not two. Three divide no first dim of the model."""
+
+
 @pytest.fixture(scope="module")
 def on_two_ranks() -> list[dict[str, Comparison]]:
     """All plans one after the other on the same two ranks; a hang is told with the name of its plan."""
-    return run_ranks(_compare, [name for name in PLANS if name not in ("two axes",)], seconds=100)
+    return run_ranks(_compare, [name for name in PLANS if name not in WORLDS], seconds=100)
 
 
-@pytest.mark.parametrize("name", [name for name in PLANS if name not in ("two axes", "bf16")])
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in {*WORLDS, "bf16"}])
 def test_losses_and_parameters_equal_the_reference(name: str, on_two_ranks: list[dict[str, Comparison]]) -> None:
     for found in on_two_ranks:
         _require_equal(found[name])
 
 
-def test_two_axes() -> None:
-    for found in run_ranks(_compare, ["two axes"], world=4):
-        _require_equal(found["two axes"])
+@pytest.mark.parametrize("name", WORLDS)
+def test_on_more_ranks(name: str) -> None:
+    for found in run_ranks(_compare, [name], world=WORLDS[name]):
+        _require_equal(found[name])
 
 
 def test_bf16_is_near_the_reference_and_not_it(on_two_ranks: list[dict[str, Comparison]]) -> None:
