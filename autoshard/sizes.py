@@ -5,6 +5,7 @@ bytes. Text is always made with binary units.
 """
 
 import re
+from decimal import Decimal
 
 _FACTORS = {
     "": 1,
@@ -42,7 +43,7 @@ def parse_bytes(size: int | str) -> int:
         found = _SIZE.fullmatch(size)
         if found is None or found[2].lower() not in _FACTORS:
             raise ValueError(expected)
-        num_bytes = int(float(found[1]) * _FACTORS[found[2].lower()])
+        num_bytes = int(Decimal(found[1]) * _FACTORS[found[2].lower()])
     if num_bytes <= 0:
         raise ValueError(expected)
     return num_bytes

@@ -20,21 +20,25 @@ Cut = frozenset[str]
 def first_cut(graph: ModelGraph, analysis: Analysis) -> Cut:
     """Each repeated block, each large module outside the blocks, and what the space requires.
 
-    A block that is no atom itself is looked through: the atoms below it take its place.
+    A block that is no atom itself is looked through: the atoms below it take its place. A module outside the blocks is
+    looked through if blocks make up half of it, unless it is about as large as the blocks beside it.
     """
     atoms = {atom.module: atom for atom in analysis.space.atoms}
     in_block = {module for block in analysis.blocks for module in block.modules}
-    has_block = _has_block_below(atoms, in_block)
     nbytes = _bytes_below(graph, atoms)
     small = nbytes[""] // SMALL_FRACTION
+    in_blocks = _bytes_in_blocks(atoms, in_block, nbytes)
     chosen: set[str] = set(analysis.space.required)
 
     def visit(fqn: str) -> None:
-        for child in atoms[fqn].children:
-            if child in in_block and not _is_tiny_block(child, nbytes, small, atoms):
-                chosen.add(child)
-            elif has_block[child]:
-                visit(child)
+        children = atoms[fqn].children
+        beside = max((nbytes[child] for child in children if child in in_block), default=0)
+        for child in children:
+            if child in in_block:
+                if not _is_tiny_block(child, nbytes, small, atoms):
+                    chosen.add(child)
+            elif nbytes[child] > 2 * beside and 2 * in_blocks[child] >= nbytes[child]:
+                visit(child)  # it holds blocks; one that is like the blocks beside it (a first block) does not
             elif nbytes[child] > small:
                 chosen.add(child)
 
@@ -69,13 +73,25 @@ def tail_groups(graph: ModelGraph, analysis: Analysis, cut: Cut) -> tuple[tuple[
     if not called:
         return ()
     last = max(called, key=lambda atom: atom.order).module
-    before = {second: first for first, second in space.groupable}
     group = [last]
-    while (first := before.get(group[0])) is not None and first not in cut and not _has_unit_below(first, cut, atoms):
+    while first := next(
+        (first for first, second in space.groupable if second == group[0] and _is_left_to_root(first, cut, atoms)),
+        "",
+    ):
         group.insert(0, first)
     if len(group) == 1:
         return ()
     return (*((fqn,) for fqn in sorted(cut) if fqn != last), tuple(group))
+
+
+def _is_left_to_root(fqn: str, cut: Cut, atoms: dict[str, Atom]) -> bool:
+    """Neither the atom nor one above or below it is a unit."""
+    above = fqn
+    while above:
+        if above in cut:
+            return False
+        above = atoms[above].parent
+    return not _has_unit_below(fqn, cut, atoms)
 
 
 def _has_unit_below(fqn: str, cut: Cut, atoms: dict[str, Atom]) -> bool:
@@ -92,10 +108,11 @@ def _is_tiny_block(fqn: str, nbytes: dict[str, int], small: int, atoms: dict[str
     return sum(nbytes[other.module] for other in alike) <= small
 
 
-def _has_block_below(atoms: dict[str, Atom], in_block: set[str]) -> dict[str, bool]:
-    found: dict[str, bool] = {}
+def _bytes_in_blocks(atoms: dict[str, Atom], in_block: set[str], nbytes: dict[str, int]) -> dict[str, int]:
+    """Bytes of the outermost blocks below each atom."""
+    found: dict[str, int] = {}
     for atom in atoms.values():  # post-order: children first
-        found[atom.module] = any(child in in_block or found[child] for child in atom.children)
+        found[atom.module] = sum(nbytes[child] if child in in_block else found[child] for child in atom.children)
     return found
 
 
