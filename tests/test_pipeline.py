@@ -1,0 +1,123 @@
+"""The whole pipeline: every plan in ``plans/`` is made again and compared; Python and command line agree."""
+
+import importlib.util
+import re
+import warnings
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import autoshard
+from autoshard.errors import RequestError
+from autoshard.pipeline import plan_model_file
+from autoshard.plan import decisions_of, encode_plan, load_plan
+from autoshard.request import Request
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "plans").glob("*.py"))
+
+
+def _made_again(source: Path) -> autoshard.Plan:
+    spec = importlib.util.spec_from_file_location(f"plans_{source.stem}", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return plan_model_file(str(source), Request(**module.REQUEST)).plan
+
+
+def _three_digits(value: object) -> object:
+    if isinstance(value, int | float):
+        return float(f"{value:.3g}")
+    if isinstance(value, dict):
+        return {key: _three_digits(inner) for key, inner in value.items()}
+    return value
+
+
+@pytest.mark.slow
+@pytest.mark.golden
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_sample_plan_is_made_again(source: Path, request: pytest.FixtureRequest) -> None:
+    made = _made_again(source)
+    committed = source.with_suffix(".json")
+    if request.config.getoption("--update-golden"):
+        committed.write_bytes(encode_plan(made))
+    plan = load_plan(committed)
+    assert decisions_of(made) == decisions_of(plan)
+    assert made.fingerprint == plan.fingerprint
+    assert _three_digits(msgspec.to_builtins(made.projection)) == _three_digits(msgspec.to_builtins(plan.projection))
+
+
+def test_every_sample_plan_has_its_source_and_is_told() -> None:
+    assert [path.stem for path in SOURCES] == sorted(path.stem for path in (ROOT / "plans").glob("*.json"))
+    page = (ROOT / "plans" / "README.md").read_text()
+    assert all(re.search(rf"\b{source.name}\b", page) for source in SOURCES)
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+    def train_step(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x).square().mean()
+
+
+INPUTS = ((torch.zeros(4, 16),), {})
+CPU = Request(device="cpu", devices=2)
+
+
+def test_a_plan_of_a_real_model_equals_that_of_its_meta_twin() -> None:
+    with torch.device("meta"):
+        twin = _Net()
+    assert autoshard.make_plan(_Net(), INPUTS, request=CPU) == autoshard.make_plan(twin, INPUTS, request=CPU)
+
+
+def test_the_same_question_gives_the_same_bytes() -> None:
+    first, second = (encode_plan(autoshard.make_plan(_Net(), INPUTS, request=CPU)) for _ in range(2))
+    assert first == second
+
+
+def test_without_loss_the_mean_square_is_taken_and_said() -> None:
+    assert "mean square" in autoshard.make_plan(_Net(), INPUTS, request=CPU).provenance.loss
+
+
+def test_entry_is_driving_and_read_back() -> None:
+    plan = autoshard.make_plan(_Net(), INPUTS, entry="train_step", request=CPU)
+    assert plan.entry == "train_step"
+
+
+def test_inputs_may_be_a_list_or_a_callable() -> None:
+    plain = autoshard.make_plan(_Net(), INPUTS, request=CPU)
+    assert decisions_of(autoshard.make_plan(_Net(), [INPUTS, INPUTS], request=CPU)) == decisions_of(plain)
+    called = autoshard.make_plan(_Net(), lambda batch=None, seq=None: INPUTS, request=CPU)
+    assert decisions_of(called) == decisions_of(plain)
+
+
+def test_no_inputs_is_an_error_that_says_how_to_give_them() -> None:
+    with pytest.raises(RequestError, match="example_inputs"):
+        autoshard.make_plan(_Net(), request=CPU)
+
+
+def test_the_tree_frontend_needs_no_inputs_and_marks_the_plan() -> None:
+    plan = autoshard.make_plan(_Net(), request=CPU, frontend="tree")
+    assert plan.soundness == "assumed"
+    assert plan.provenance.frontend == "tree"
+    assert [unit.modules for unit in plan.units[:3]] == [(f"blocks.{index}",) for index in range(3)]
+
+
+def test_defaults_are_named() -> None:
+    plan = autoshard.make_plan(_Net(), INPUTS)
+    named = " ".join(plan.provenance.assumed)
+    assert all(field in named for field in ("device=", "devices=", "memory=", "precision="))
