@@ -52,7 +52,9 @@ class TargetFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Exchange attention and ``torch.tensor`` of tensors; pass on everything else."""
-        kwargs = kwargs or {}
+        args, kwargs = _on_cpu(func, args, kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
         if func is _PLAIN and self._is_cuda:
             return self.attention(*args, **kwargs)
         if func is torch.tensor and args and _holds_tensors(args[0]):
@@ -127,6 +129,15 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _on_cpu(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments with every device exchanged for the cpu, where all fake tensors are."""
+    if kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": "cpu"}
+    if func is torch.Tensor.to:
+        args = (args[0], *("cpu" if isinstance(part, torch.device | str) else part for part in args[1:]))
+    return args, kwargs
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -64,6 +64,7 @@ class FakeModel:
         self._originals: list[torch.Tensor] = []  # keeps the ids in _twins valid
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         self._contents: dict[int, tuple[Any, Any]] = {}
+        self._entries: list[tuple[Any, str, torch.Tensor]] = []
         self.params: dict[str, nn.Parameter] = {}
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -96,6 +97,8 @@ class FakeModel:
                 self._note_contents(part, depth + 1)
 
     def _restore(self) -> None:
+        for group, name, tensor in self._entries:  # a ScriptModule's groups are no dicts and live elsewhere
+            group[name] = tensor
         for module, attributes in self._attributes:
             module.__dict__.clear()
             module.__dict__.update(attributes)
@@ -129,6 +132,7 @@ class FakeModel:
         for group in groups:
             for name, tensor in group.items():
                 if tensor is not None:
+                    self._entries.append((group, name, tensor))
                     group[name] = self._twin(tensor)
         for name, value in list(module.__dict__.items()):
             if name in ("_parameters", "_buffers", "_modules"):

@@ -66,6 +66,7 @@ def capture(
     if device_kind not in ("cuda", "cpu"):
         raise RequestError("device_kind", device_kind, "cuda or cpu")
     tree = read_tree(model, entry)
+    _require_whole_params(tree)
     pairs = read_pairs(inputs)
     diagnostics: list[Diagnostic] = []
     traced = []
@@ -112,6 +113,16 @@ def read_tree(model: nn.Module, entry: str) -> ModuleTree:
                 "run one forward on a small batch before planning, or give the sizes when constructing it",
             )
     return tree
+
+
+def _require_whole_params(tree: ModuleTree) -> None:
+    for key, entry in tree.params.items():
+        if is_dtensor(entry.param):
+            raise CaptureError(
+                entry.holders[0] or "(root)",
+                f"its parameter {key} is a DTensor, sharded by another scheme already",
+                "plan before anything is sharded; tensor, expert or pipeline parallelism below a plan is not supported",
+            )
 
 
 def _trace(

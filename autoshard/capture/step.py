@@ -190,8 +190,8 @@ def _errors(stack: ModuleStack, log: StorageLog) -> Iterator[None]:
     except AutoshardError:
         raise
     except (Exception, SystemExit) as error:
-        is_own = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_OWN)
-        if is_own and not isinstance(error, DtypeClash):
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if last.filename.startswith(_OWN) and last.name not in _PASSES_ON and not isinstance(error, DtypeClash):
             raise  # a bug of this package, not of the user's
         fqn = getattr(error, FAILED, None)
         where = fqn or "(root)"
@@ -209,6 +209,8 @@ def _errors(stack: ModuleStack, log: StorageLog) -> Iterator[None]:
         ) from error
 
 
+_PASSES_ON = {"__torch_function__", "_execute", "_run", "run", "call", "<lambda>"}
+"""Functions of this package that call the user's code or torch on the user's behalf."""
 _OWN = str(Path(__file__).parent)
 _NOT_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 

@@ -16,7 +16,7 @@ from autoshard.capture.fake import CPU
 from autoshard.capture.flops import formula_of
 from autoshard.capture.spans import NO_SEQUENCE, ModuleStack, Span
 from autoshard.capture.storages import StorageLog
-from autoshard.capture.values import DATA_DEPENDENT, MASKED, Values, is_masked
+from autoshard.capture.values import COMPARISONS, DATA_DEPENDENT, MASKED, Values, is_masked
 from autoshard.ir import LOSS, OpNode
 
 aten = torch.ops.aten
@@ -135,6 +135,8 @@ class Tracer(TorchDispatchMode):
         module = span.module if span is not None else LOSS
         if func is aten._local_scalar_dense.default:
             return self._values.scalar(args[0], module)
+        if func in COMPARISONS:
+            return self._values.agree(func, args, kwargs, module)
         tensors: list[torch.Tensor] = []
         _collect(args, tensors)
         if kwargs:

@@ -37,10 +37,12 @@ def _overloads(*names: str) -> set[torch._ops.OpOverload]:
     return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
 
 
-DATA_DEPENDENT = _overloads("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive") | {
+DATA_DEPENDENT = _overloads("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount") | {
     aten.repeat_interleave.Tensor
 }
 """Ops whose output shape depends on data."""
+COMPARISONS = {aten.equal.default, aten.allclose.default}
+"""Ops that answer with a Python bool."""
 MASKED = {aten.index.Tensor}
 
 
@@ -136,11 +138,26 @@ class Values:
         self._note(module, "_local_scalar_dense", "a number that depends on activations is 1")
         return 1.0 if fake.is_floating_point() else 1
 
+    def agree(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], module: str) -> bool:
+        """The answer of an op that compares whole tensors, assumed if the values are not known."""
+        tensors = [part for part in args if isinstance(part, torch.Tensor)]
+        known = self.evaluate(func, args, kwargs) if self.may_know(func, tensors) else None
+        if known is None:
+            self._note(module, func._opname, "the tensors are equal")
+            return True
+        return bool(known)
+
     def concretised(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], module: str) -> Any:
         """Fake outputs of a data-dependent op without known values: as if it selected every element."""
         given = args[0]
         count, long = max(1, given.numel()) if given.numel() else 0, torch.long
         name = func._opname
+        if name == "bincount":
+            size = max(kwargs.get("minlength", args[2] if len(args) > 2 else 0), 1)
+            self._note(module, name, f"it has {size} bins")
+            weights = args[1] if len(args) > 1 else kwargs.get("weights")
+            dtype = long if weights is None else torch.promote_types(weights.dtype, torch.float32)
+            return given.new_empty((size,), dtype=dtype)
         self._note(module, name, f"it selects all {count} elements")
         if name == "nonzero":
             return given.new_empty((count, given.dim()), dtype=long)

@@ -158,6 +158,43 @@ def test_a_cast_buffer_is_fine_and_no_buffer_is_cast() -> None:
     assert graph.params[0].dtype == "float32"  # as stored
 
 
+def test_devices_in_the_forward_do_not_matter() -> None:
+    class Moves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(HIDDEN, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            steps = torch.arange(3, device="cuda") + torch.zeros(3).to("cuda:1") + torch.ones(3, device="meta")
+            return self.lin(x.cuda()) + steps.to(x.device)
+
+    capture(Moves(), GOOD, device_kind="cuda")
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (lambda x: torch.from_numpy(x.detach().numpy()), "RuntimeError: .numpy() is not supported"),
+        (lambda x: {}["missing"], "KeyError: 'missing'"),
+        (lambda x: exit(3), "SystemExit: 3"),
+    ],
+)
+def test_whatever_the_forward_raises_is_one_error(ask: Callable[[Any], Any], reason: str) -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(HIDDEN, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lin(x) + ask(x)
+
+    with pytest.raises(CaptureError) as caught:
+        capture(nn.Sequential(Asks()), GOOD)
+    assert caught.value.fqn == "0"
+    assert reason in caught.value.reason
+    assert "test_errors.py" in caught.value.reason
+
+
 def test_other_failures_are_not_tried_again_in_float32() -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -123,6 +123,16 @@ def test_gradients_and_inputs_stay() -> None:
     assert torch.equal(given, x)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_scripted_modules_get_their_parameters_back() -> None:
+    scripted = torch.jit.script(nn.Linear(3, 3))
+    model = nn.Sequential(nn.Linear(3, 3), scripted)
+    weight = scripted.weight.clone()
+    graph = capture(model, ((floats(2, 3),), {}))
+    assert torch.equal(scripted.weight, weight)
+    assert "script" in next(node for node in graph.modules if node.fqn == "1").traits
+
+
 def test_evaluation_mode_of_a_part_is_kept() -> None:
     model, inputs = build("convolutional")
     model.drop.eval()

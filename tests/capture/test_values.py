@@ -46,6 +46,8 @@ def _rows(ask: Any) -> tuple[int, ModelGraph]:
         (lambda m, x, t: x[: torch.tensor([t[0] - 1, t[1]]).min()], 4),
         (lambda m, x, t: x[: t.clone().fill_(3).max()], 3),
         (lambda m, x, t: x if torch.isnan(x).any() else x[:2], 2),
+        (lambda m, x, t: x[: torch.bincount(t).numel()][:6], 6),
+        (lambda m, x, t: x if torch.equal(t, t + 1) else x[:2], 2),
         (lambda m, x, t: x if torch.rand([]) < 0.4 else x[:2], 2),
     ],
 )
@@ -61,6 +63,8 @@ def test_exact(ask: Any, rows: int) -> None:
         (lambda m, x, t: x[x.sum(1) > 0], 6, "index"),
         (lambda m, x, t: x[(x.sum(1) > 0).nonzero().flatten()], 6, "nonzero"),
         (lambda m, x, t: x if x.sum() > 0 else x[:1], 6, "_local_scalar_dense"),
+        (lambda m, x, t: x[: torch.bincount(x.argmax(1), minlength=4).numel()], 4, "bincount"),
+        (lambda m, x, t: x if torch.equal(x, x + 1) else x[:2], 6, "equal"),
         (lambda m, x, t: x[: x.argmax().item()], 1, "_local_scalar_dense"),
     ],
 )  # fmt: skip
