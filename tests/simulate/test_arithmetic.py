@@ -1,6 +1,7 @@
 """Bytes and clocks of small worlds, with sums written out by hand from FSDP2's rules; sizes are primes."""
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import msgspec
@@ -27,12 +28,13 @@ UNIT_RATES: DeviceProfile = msgspec.structs.replace(
 """One operation and one byte per nanosecond everywhere, a collective starts in 7 ns, the host is free."""
 
 
-def _question(devices: int, optimizer: str = "sgd", profile: DeviceProfile | None = None) -> Question:
-    question = resolve(Request(device="h100-80gb", devices=devices, precision="fp32", optimizer=optimizer))
-    if profile is None:
-        return question
-    fields = {name: getattr(question, name) for name in question.__dataclass_fields__}
-    return Question(**{**fields, "profile": profile})
+def _question(devices: int, optimizer: str = "sgd") -> Question:
+    return resolve(Request(device="h100-80gb", devices=devices, precision="fp32", optimizer=optimizer))
+
+
+def question_on(profile: DeviceProfile, devices: int) -> Question:
+    """A question on a device profile that is not one of the files."""
+    return replace(_question(devices), profile=profile)
 
 
 def _simulate(graph: ModelGraph, plan: Decisions, optimizer: str = "sgd") -> Timeline:
@@ -184,7 +186,7 @@ class TestClocks:
     @pytest.fixture
     def timeline(self) -> Timeline:
         plan = decisions(("0",), ("1",), shards=2)
-        return simulate(build(chain(10, 14)), plan, _question(2, profile=UNIT_RATES))
+        return simulate(build(chain(10, 14)), plan, question_on(UNIT_RATES, 2))
 
     def test_forward(self, timeline: Timeline) -> None:
         gathered = 7 + 20  # unit 0: 40 bytes, half of them on the wire
@@ -218,12 +220,12 @@ class TestClocks:
 
     def test_a_slow_host_holds_the_device_back(self) -> None:
         slow = msgspec.structs.replace(UNIT_RATES, launch_ns=10_000, unit_host_ns=1_000)
-        timeline = simulate(build(chain(10, 14)), decisions(("0",), ("1",), shards=2), _question(2, profile=slow))
+        timeline = simulate(build(chain(10, 14)), decisions(("0",), ("1",), shards=2), question_on(slow, 2))
         assert timeline.step_ns == 6 * 10_000 + 4 * 1_000 + 80 + 27 + 144
 
     def test_keeping_the_last_unit_saves_its_all_gather(self, timeline: Timeline) -> None:
         plan = decisions(("0",), (("1",), False), shards=2)
-        kept = simulate(build(chain(10, 14)), plan, _question(2, profile=UNIT_RATES))
+        kept = simulate(build(chain(10, 14)), plan, question_on(UNIT_RATES, 2))
         assert timeline.step_ns - kept.step_ns == 112
         assert len(list(timeline.collectives())) - len(list(kept.collectives())) == 1
 
