@@ -10,11 +10,13 @@ processes on this machine's CPU, in fp32, AdamW, 20 steps:
 * the plan that autoshard makes, applied by ``apply_plan``.
 
 Losses: the greatest relative difference to the reference over all steps and ranks. With two ranks a difference of
-exactly zero is no surprise: an average of two gradients has one order of sums and halving is exact. Bytes: exact live bytes of rank 0
-from the second step on; gloo's own threads hold a communication buffer a little longer now and then, so a peak may
-differ from run to run by one buffer. Speed: all ways stand in memory at once and run by turns, so that they share the
-machine's good and bad moments; only ratios of medians are printed, since two processes on a shared CPU say nothing
-about seconds elsewhere.
+exactly zero is no surprise: an average of two gradients has one order of sums and halving is exact.
+
+Bytes: exact live bytes of rank 0 from the second step on; gloo's own threads hold a communication buffer a little
+longer now and then, so a peak may differ from run to run by one buffer.
+
+Speed: all ways stand in memory at once and run by turns, so that they share the machine's good and bad moments; only
+ratios of medians are printed, since two processes on a shared CPU say nothing about seconds elsewhere.
 """
 
 import argparse
