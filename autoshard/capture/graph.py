@@ -179,12 +179,8 @@ def _assumptions(traced: Iterable[Traced]) -> list[Diagnostic]:
 
 def _paths(traced: list[Traced], tree: ModuleTree) -> list[Diagnostic]:
     """A note on modules that only some of the inputs run, outermost ones only."""
-    if len(traced) < 2:
-        return []
-    everywhere = set.intersection(*(set(one.num_calls) for one in traced))
-    somewhere = set.union(*(set(one.num_calls) for one in traced))
-    partial = [fqn for fqn in tree.modules if fqn in somewhere and fqn not in everywhere]
-    outer = [fqn for fqn in partial if not _has_ancestor(fqn, set(partial), tree)]
+    partial = _conditional(traced)
+    outer = [fqn for fqn in tree.modules if fqn in partial and not _has_ancestor(fqn, partial, tree)]
     if not outer:
         return []
     more = f" and {len(outer) - SHOWN} more" if len(outer) > SHOWN else ""
@@ -198,6 +194,12 @@ def _paths(traced: list[Traced], tree: ModuleTree) -> list[Diagnostic]:
             remedy="list the pair of inputs with the largest step first",
         )
     ]
+
+
+def _conditional(traced: list[Traced]) -> set[str]:
+    """Modules that run in some traces and not in others."""
+    runs = [set(one.num_calls) for one in traced]
+    return set.union(*runs) - set.intersection(*runs)
 
 
 def _has_ancestor(fqn: str, among: set[str], tree: ModuleTree) -> bool:
@@ -227,11 +229,13 @@ def _united(traced: list[Traced], tree: ModuleTree) -> Region:
 
 
 def _modules(tree: ModuleTree, traced: list[Traced]) -> tuple[ModuleNode, ...]:
-    return module_nodes(
-        tree,
-        {fqn: max(one.num_calls.get(fqn, 0) for one in traced) for fqn in tree.modules},
-        {fqn: set().union(*(one.traits.get(fqn, ()) for one in traced)) for fqn in tree.modules},
-    )
+    traits: dict[str, set[str]] = {
+        fqn: set().union(*(one.traits.get(fqn, ()) for one in traced)) for fqn in tree.modules
+    }
+    for fqn in _conditional(traced):
+        traits[fqn].add("conditional")
+    num_calls = {fqn: max(one.num_calls.get(fqn, 0) for one in traced) for fqn in tree.modules}
+    return module_nodes(tree, num_calls, traits)
 
 
 def module_nodes(

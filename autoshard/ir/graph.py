@@ -52,7 +52,7 @@ class ModuleNode:
         repeat_class: digest of its structure (class, shapes, dtypes, requires_grad, scalar attributes, children);
             equal digests are isomorphic modules.
         traits: facts that rules ask for: ``script``, ``lazy``, ``batch-statistics``, ``dropout``, ``multihead``,
-            ``checkpointed`` (recomputes by itself), sorted.
+            ``checkpointed`` (recomputes by itself), ``conditional`` (only some of the example inputs run it), sorted.
     """
 
     fqn: str

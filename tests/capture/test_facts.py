@@ -308,6 +308,9 @@ def test_several_inputs_unite_the_paths() -> None:
     assert _param(graph, "vision.head.weight").readers == (("", "vision", "vision.head"),)
     names = [span.module for span in graph.root.spans]
     assert names.index("text") < names.index("vision") < names.index("vision.layers.0") < names.index("head")
+    conditional = {node.fqn for node in graph.modules if "conditional" in node.traits}
+    assert {"vision", "vision.layers.0", "vision.head"} <= conditional
+    assert not {"", "text", "head"} & conditional
     (note,) = graph.diagnostics
     assert (note.code, note.severity, note.where) == ("AS103", "note", "vision")
     alone = capture(OnPath(), short)
