@@ -198,8 +198,8 @@ def _paths(traced: list[Traced], tree: ModuleTree) -> list[Diagnostic]:
 
 def _conditional(traced: list[Traced]) -> set[str]:
     """Modules that run in some traces and not in others."""
-    runs = [set(one.num_calls) for one in traced]
-    return set.union(*runs) - set.intersection(*runs)
+    runs: list[set[str]] = [set(one.num_calls) for one in traced]
+    return runs[0].union(*runs) - runs[0].intersection(*runs)
 
 
 def _has_ancestor(fqn: str, among: set[str], tree: ModuleTree) -> bool:
