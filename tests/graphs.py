@@ -263,7 +263,7 @@ class _Builder:
     def _body(self, module: Mod) -> tuple[str, ...]:
         if module.body is not None:
             return module.body
-        steps = _calls_of(module, "")
+        steps = calls_of(module, "")
         return (*steps, "own") if module.params or not module.children else tuple(steps)
 
     def _op(self, fqn: str, stack: tuple[str, ...], pars: list[Par], act: int, saved: int = 0, temp: int = 0) -> None:
@@ -384,12 +384,12 @@ class _Builder:
         )
 
 
-def _calls_of(module: Mod, prefix: str) -> list[str]:
+def calls_of(module: Mod, prefix: str) -> list[str]:
     steps: list[str] = []
     for child in module.children:
         path = _join(prefix, child.name)
         if child.called:
-            steps += [path] if child.has_forward else _calls_of(child, path)
+            steps += [path] if child.has_forward else calls_of(child, path)
     return steps
 
 

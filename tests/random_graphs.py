@@ -14,13 +14,19 @@ NUM_SHARDS = 4
 
 def random_graph(random: Random) -> ModelGraph:
     """A step of a random model: nested and shared modules, ties, outside reads, mixed dtypes, hidden results."""
+    root, loss_reads = random_model(random)
+    return build(root, loss_reads=loss_reads)
+
+
+def random_model(random: Random) -> tuple[Mod, tuple[str, ...]]:
+    """A random model, and the keys of the parameters that its loss reads."""
     pool: list[Par] = []
     built: list[Mod] = []
     traps = random.randint(0, 3)
     root = _module(random, "", 0, pool, built, traps)
     if not root.children:
         root.children = (_module(random, "only", 3, pool, built, traps),)
-    return build(root, loss_reads=_loss_reads(random, root, traps))
+    return root, _loss_reads(random, root, traps)
 
 
 def _module(random: Random, name: str, depth: int, pool: list[Par], built: list[Mod], traps: int) -> Mod:
