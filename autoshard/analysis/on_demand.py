@@ -14,7 +14,7 @@ from autoshard.analysis.repeats import siblings
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 
-SOME_INPUTS = "some-inputs"
+SOME_INPUTS = "conditional"
 """Trait of a module that only some of several example inputs run."""
 
 DATA_DEPENDENT = "AS102"

@@ -12,9 +12,6 @@ from autoshard.analysis.findings import Finding
 from autoshard.errors import Severity
 from autoshard.ir import LOSS, ParamInfo
 
-REPLICATED_SEVERITY: Severity = "error"
-"""Severity of AS210. A note, as soon as plans with replicated parameters can be applied."""
-
 SMALL_WASTE_BYTES = 64 * 2**10
 """Padding of one parameter that is not worth a decision of its own."""
 
@@ -105,9 +102,9 @@ PARAM_RULES = (
     ),
     ParamRule(
         code="AS210",
-        severity=REPLICATED_SEVERITY,
+        severity="note",
         reason=_no_dimension_or_element,
-        remedy="make it a one-element 1-D parameter, such as nn.Parameter(torch.ones(1))",
+        remedy="each rank keeps it whole and apply_plan averages its gradient; nothing needs doing",
     ),
     ParamRule(
         code="AS211",
