@@ -92,7 +92,7 @@ def trace_step(
     log, values = StorageLog(), Values()
     stack = ModuleStack(tree, log)
     tracer = Tracer(log, stack, values)
-    with _quiet_machine(), FakeModel(tree, mode, dtype) as fake:
+    with quiet_machine(), FakeModel(tree, mode, dtype) as fake:
         for key, param in fake.params.items():
             log.add_param(key, param)
         for twin, original in fake.buffers:
@@ -154,7 +154,7 @@ def _run(
 
 
 @contextmanager
-def _quiet_machine() -> Iterator[None]:
+def quiet_machine() -> Iterator[None]:
     """Random states as before, no garbage collection at moments that nobody chose, and no words of torch's own.
 
     torch logs the traceback of each op that fails on fake tensors; what failed is told by ``CaptureError``.
