@@ -11,6 +11,8 @@ from autoshard.ir.check import check
 from tests.capture.memory import real_step, replay
 from tests.models import ids
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 

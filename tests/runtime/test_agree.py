@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,6 +14,8 @@ from autoshard.runtime import apply_plan
 from tests.runtime.models import Stack
 from tests.runtime.plans import decide
 from tests.runtime.ranks import Outcome, try_ranks
+
+pytestmark = pytest.mark.slow
 
 BLOCKS = [((f"layers.{i}",), True) for i in range(3)]
 ROOT = ((("",), False),)

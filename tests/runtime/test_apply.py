@@ -24,6 +24,8 @@ from tests.runtime.plans import decide
 from tests.runtime.ranks import run_ranks
 from tests.runtime.training import Comparison, compare, train, train_reference
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = [((f"layers.{i}",), True) for i in range(3)]
 ROOT = ((("",), False),)
 LAST_TWO = ((("norm", "head"), False), *ROOT)

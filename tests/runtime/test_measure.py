@@ -17,6 +17,8 @@ from tests.runtime.plans import decide
 from tests.runtime.ranks import run_ranks
 from tests.runtime.training import make_optimizer
 
+pytestmark = pytest.mark.slow
+
 UNITS = [
     (("enter",), True),
     *(((f"layers.{i}",), True) for i in range(3)),

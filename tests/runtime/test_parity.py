@@ -8,6 +8,8 @@ from tests.runtime.plans import decide
 from tests.runtime.ranks import note, run_ranks
 from tests.runtime.training import Comparison, compare
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = [((f"layers.{i}",), True) for i in range(3)]
 ROOT = ((("",), False),)
 

@@ -20,6 +20,8 @@ from tests.runtime.models import Stack, TiedLM, inputs, loss_of
 from tests.runtime.ranks import run_ranks, try_ranks
 from tests.runtime.training import Comparison, compare, make_optimizer
 
+pytestmark = pytest.mark.slow
+
 MODELS = {"stack": Stack, "tied": TiedLM}
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.runtime.ranks import RankLost, RanksFailed, note, run_ranks, try_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def _sum(rank: int, world: int, base: int) -> int:
     import torch

@@ -13,6 +13,8 @@ from autoshard.simulate import simulate
 from tests.simulate.measured import decisions, measure
 from tests.simulate.models import Chain, Mlp, Outer, floats, mean_square
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 0.001
 """Of the measured peak."""
 

@@ -13,6 +13,8 @@ from autoshard.request import Request, resolve
 from autoshard.simulate import simulate
 from tests.simulate.measured import decisions, measure
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 0.001
 """Of the measured peak."""
 
