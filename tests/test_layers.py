@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "planner": {"errors", "sizes", "ir", "analysis", "cost", "simulate", "plan", "request", "hardware"},
     "runtime": {"errors", "sizes", "plan", "request", "hardware", "capture"},
     "report": {"errors", "sizes", "plan", "request", "simulate"},
-    "integrations": {"errors", "plan", "runtime", "request"},
+    "integrations": {"errors", "plan", "runtime", "request", "capture"},
     "pipeline": {
         "errors", "sizes", "hardware", "request", "ir", "plan", "capture", "analysis", "verify", "cost", "simulate",
         "planner", "runtime",
