@@ -1,0 +1,312 @@
+"""One maker for each argument that a forward may take, by its name: the table of what can be made.
+
+A maker returns the forms that the argument may have, the likeliest first; where there are several the caller finds out
+which one runs. It returns none where the argument is better left out. Values are plausible where models look at them
+(token ids, grids, masks) and of no meaning elsewhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autoshard.integrations.transformers.facts import number, special_tokens, sub_configs
+from autoshard.integrations.transformers.sizes import Sizes
+
+Form = Any
+Maker = Callable[["Wanted"], list[Form]]
+BBOX_VALUES = 4
+FIRST_ORDINARY_TOKEN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What inputs are made for.
+
+    Attributes:
+        config: the model's configuration.
+        class_name: name of the model's class; its ending tells the task.
+        params: names of the forward's parameters.
+        sizes: how large.
+        placeholders: by modality (``image``, ``audio``, ``video``), how many tokens of a text stand for its features.
+    """
+
+    config: Any
+    class_name: str
+    params: frozenset[str]
+    sizes: Sizes
+    placeholders: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The special tokens of the configuration, by name."""
+        return special_tokens(self.config)
+
+    def is_task(self, *endings: str) -> bool:
+        """Whether the class is for one of these tasks."""
+        return any(ending in self.class_name for ending in endings)
+
+
+def ordinary_tokens(wanted: Wanted, length: int) -> torch.Tensor:
+    """Ids of tokens that have no meaning of their own, the same for each sample; the last one ends the text."""
+    special = set(wanted.tokens.values())
+    vocab = wanted.sizes.vocab
+    ordinary = [n for n in range(min(FIRST_ORDINARY_TOKEN, vocab - 1), min(vocab, 200)) if n not in special] or [0]
+    row = torch.tensor([ordinary[i % len(ordinary)] for i in range(length)], dtype=torch.long)
+    end = wanted.tokens.get("eos")
+    if end is not None and 0 <= end < vocab and length > 1:
+        row[-1] = end
+    return row.expand(wanted.sizes.batch, length).contiguous()
+
+
+def text_tokens(wanted: Wanted) -> torch.Tensor:
+    """Ids of a text, with as many placeholders as the features of images and sounds need."""
+    per_sample = {name: -(-count // wanted.sizes.batch) for name, count in wanted.placeholders.items()}
+    marks = {name: _around(wanted.tokens, name) for name in per_sample}
+    needed = sum(per_sample.values()) + sum(len(before) + len(after) for before, after in marks.values())
+    length = max(wanted.sizes.seq, needed + 32 if needed else 0)
+    ids = ordinary_tokens(wanted, length)
+    at = 1
+    for name, count in per_sample.items():
+        before, after = marks[name]
+        run = [*before, *[wanted.tokens[name]] * count, *after]
+        ids[:, at : at + len(run)] = torch.tensor(run)
+        at += len(run)
+    return ids
+
+
+def placeholder_kinds(wanted: Wanted) -> torch.Tensor:
+    """For each token of the text 1 if it stands for an image, 2 for a video, 3 for a sound, else 0."""
+    ids = text_tokens(wanted)
+    kinds = torch.zeros_like(ids)
+    for kind, name in enumerate(("image", "video", "audio"), start=1):
+        if name in wanted.placeholders:
+            kinds[ids == wanted.tokens[name]] = kind
+    return kinds
+
+
+def _around(tokens: dict[str, int], name: str) -> tuple[list[int], list[int]]:
+    def first(*names: str) -> list[int]:
+        return [tokens[n] for n in names if n in tokens][:1]
+
+    short = {"image": ("vision_start", "image_start", "boi"), "audio": ("audio_start", "audio_bos", "boa")}
+    long = {"image": ("vision_end", "image_end", "eoi"), "audio": ("audio_end", "audio_eos", "eoa")}
+    return first(*short.get(name, ())), first(*long.get(name, ()))
+
+
+def _like_text(fill: int) -> Maker:
+    return lambda wanted: [torch.full_like(text_tokens(wanted), fill)]
+
+
+def _decoder_ids(wanted: Wanted) -> list[Form]:
+    return [ordinary_tokens(wanted, wanted.sizes.seq)]
+
+
+def _pixel_values(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    image = torch.zeros(s.batch, s.channels, s.height, s.width)
+    video = torch.zeros(s.batch, s.frames, s.channels, s.height, s.width)
+    several = torch.zeros(s.batch, 1, s.channels, s.height, s.width)
+    if wanted.params & {"image_grid_thw", "grid_thw"}:
+        rows, columns = _grid(s)
+        num_patches = s.batch * rows * columns
+        flat = torch.zeros(num_patches, s.channels * s.temporal_patch * s.patch**2)
+        square = torch.zeros(num_patches, s.channels, s.patch, s.patch)
+        return [flat, square, image]
+    if any(hasattr(inner, "num_frames") for inner in sub_configs(wanted.config)):
+        return [video, image]
+    return [image, several, several.expand(-1, 2, -1, -1, -1).contiguous()]
+
+
+def _video(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    return [torch.zeros(s.batch, s.frames, s.channels, s.height, s.width)]
+
+
+def _grid(s: Sizes) -> tuple[int, int]:
+    """Patches along the height and width of an image, multiples of those that are merged."""
+    return tuple(max(edge // s.patch // s.merge, 1) * s.merge for edge in (s.height, s.width))  # type: ignore[return-value]
+
+
+def _grid_thw(wanted: Wanted) -> list[Form]:
+    return [torch.tensor([[1, *_grid(wanted.sizes)]] * wanted.sizes.batch)]
+
+
+def _patches(wanted: Wanted) -> list[Form]:
+    """The hidden states that a vision tower of its own takes: patches that are still pixels."""
+    s = wanted.sizes
+    rows, columns = _grid(s)
+    width = s.channels * s.temporal_patch * s.patch**2
+    hidden = number(wanted.config, "hidden_size", "embed_dim") or width
+    return [torch.zeros(s.batch * rows * columns, size) for size in (width, hidden)]
+
+
+def _image_sizes(wanted: Wanted) -> list[Form]:
+    return [torch.tensor([[wanted.sizes.height, wanted.sizes.width]] * wanted.sizes.batch)]
+
+
+def _pixel_mask(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    return [torch.ones(s.batch, s.height, s.width, dtype=torch.long)]
+
+
+def _spectrogram(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    upright = torch.zeros(s.batch, s.mel, s.mel_frames)
+    lying = torch.zeros(s.batch, s.mel_frames, s.mel)
+    is_whisper_like = any(getattr(inner, "max_source_positions", None) for inner in sub_configs(wanted.config))
+    return [upright, lying] if is_whisper_like else [lying, upright]
+
+
+def _spectrogram_mask(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    ones = torch.ones(s.batch, s.mel_frames, dtype=torch.long)
+    return [ones, ones.bool()]
+
+
+def _sound(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    flat, channel = torch.zeros(s.batch, s.samples), torch.zeros(s.batch, 1, s.samples)
+    spectrogram = torch.zeros(s.batch, s.mel_frames, s.mel)
+    has_mel = number(wanted.config, "num_mel_bins") is not None
+    return [spectrogram, flat, channel] if has_mel else [flat, channel]
+
+
+def _boxes(wanted: Wanted) -> list[Form]:
+    ids = text_tokens(wanted)
+    return [torch.zeros(*ids.shape, BBOX_VALUES, dtype=torch.long)]
+
+
+def _labels(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    if wanted.is_task("CausalLM", "LMHead", "MaskedLM", "TokenClassification"):
+        return [text_tokens(wanted)]
+    if wanted.is_task("ForConditionalGeneration", "ForVisionText2Text", "EncoderDecoderModel", "Seq2Seq"):
+        return [ordinary_tokens(wanted, s.seq) if is_encoder_decoder(wanted) else text_tokens(wanted)]
+    if wanted.is_task("ForCTC"):
+        return [torch.ones(s.batch, 4, dtype=torch.long)]
+    if wanted.is_task("SemanticSegmentation"):
+        return [torch.zeros(s.batch, s.height, s.width, dtype=torch.long)]
+    if wanted.is_task("Classification", "MultipleChoice"):
+        return [torch.zeros(s.batch, dtype=torch.long)]
+    return []
+
+
+def is_encoder_decoder(wanted: Wanted) -> bool:
+    """Whether the decoder has a text of its own."""
+    has_flag = bool(getattr(wanted.config, "is_encoder_decoder", False))
+    return has_flag or bool(wanted.params & {"decoder_input_ids"} and not wanted.params & {"input_ids"})
+
+
+def _position(wanted: Wanted) -> list[Form]:
+    return [torch.zeros(wanted.sizes.batch, dtype=torch.long)] if wanted.is_task("QuestionAnswering") else []
+
+
+def _flattened_patches(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    return [torch.zeros(s.batch, 256, 2 + s.channels * s.patch**2)]
+
+
+def _past_length(wanted: Wanted) -> int:
+    lags = getattr(wanted.config, "lags_sequence", None) or [0]
+    return (number(wanted.config, "context_length", "seq_len") or 64) + max(lags)
+
+
+def _past_values(wanted: Wanted) -> list[Form]:
+    batch, length = wanted.sizes.batch, _past_length(wanted)
+    channels = number(wanted.config, "num_input_channels", "input_size") or 1
+    flat, deep = torch.zeros(batch, length), torch.zeros(batch, length, channels)
+    series = [torch.zeros(length) for _ in range(batch)]
+    return [flat, deep, series] if channels == 1 else [deep, flat]
+
+
+def _time_features(is_future: bool) -> Maker:
+    def make(wanted: Wanted) -> list[Form]:
+        count = getattr(wanted.config, "num_time_features", 0)
+        length = number(wanted.config, "prediction_length") or 1 if is_future else _past_length(wanted)
+        return [torch.zeros(wanted.sizes.batch, length, count), torch.zeros(wanted.sizes.batch, length, count + 1)]
+
+    return make
+
+
+def _future_values(wanted: Wanted) -> list[Form]:
+    length = number(wanted.config, "prediction_length") or 1
+    channels = number(wanted.config, "num_input_channels", "input_size") or 1
+    flat = torch.zeros(wanted.sizes.batch, length)
+    deep = torch.zeros(wanted.sizes.batch, length, channels)
+    return [flat, deep] if channels == 1 else [deep, flat]
+
+
+def _static(name: str, dtype: torch.dtype) -> Maker:
+    def make(wanted: Wanted) -> list[Form]:
+        count = getattr(wanted.config, name, 0)
+        return [torch.zeros(wanted.sizes.batch, count, dtype=dtype)] if count else []
+
+    return make
+
+
+def _steps(width: str | None, dtype: torch.dtype = torch.float32) -> Maker:
+    """A trajectory: one entry for each step, of a width that the configuration names."""
+
+    def make(wanted: Wanted) -> list[Form]:
+        shape = (wanted.sizes.batch, 20)
+        return [torch.zeros(*shape, dtype=dtype) if width is None else torch.zeros(*shape, number(wanted.config, width) or 1)]
+
+    return make
+
+
+def _truth(wanted: Wanted) -> list[Form]:
+    return [True]
+
+
+def _no(wanted: Wanted) -> list[Form]:
+    return [False]
+
+
+MAKERS: dict[str, Maker] = {
+    "input_ids": lambda wanted: [text_tokens(wanted)],
+    "decoder_input_ids": _decoder_ids,
+    "labels": _labels,
+    "start_positions": _position,
+    "end_positions": _position,
+    "pixel_values": _pixel_values,
+    "pixel_values_videos": _video,
+    "pixel_values_images": _pixel_values,
+    "high_res_pixel_values": lambda wanted: [torch.zeros(wanted.sizes.batch, wanted.sizes.channels, 1024, 1024)],
+    "image_grid_thw": _grid_thw,
+    "grid_thw": _grid_thw,
+    "image_sizes": _image_sizes,
+    "flattened_patches": _flattened_patches,
+    "mm_token_type_ids": lambda wanted: [placeholder_kinds(wanted)],
+    "moe_mm_token_type_ids": lambda wanted: [placeholder_kinds(wanted)],
+    "bbox": _boxes,
+    "input_features": _spectrogram,
+    "input_values": _sound,
+    "past_values": _past_values,
+    "past_time_features": _time_features(is_future=False),
+    "past_observed_mask": lambda wanted: [torch.ones_like(form) for form in _past_values(wanted)[:2]],
+    "future_values": _future_values,
+    "future_time_features": _time_features(is_future=True),
+    "static_categorical_features": _static("num_static_categorical_features", torch.long),
+    "static_real_features": _static("num_static_real_features", torch.float32),
+    "states": _steps("state_dim"),
+    "actions": _steps("act_dim"),
+    "rewards": _steps("reward_dim"),
+    "returns_to_go": _steps("reward_dim"),
+    "timesteps": _steps(None, torch.long),
+    "return_loss": _truth,
+    "use_cache": _no,
+}
+"""Made wherever the forward takes them."""
+
+IF_REQUIRED: dict[str, Maker] = {
+    "attention_mask": _like_text(1),
+    "token_type_ids": _like_text(0),
+    "hidden_states": _patches,
+    "pixel_mask": _pixel_mask,
+    "input_features_mask": _spectrogram_mask,
+    "feature_attention_mask": _spectrogram_mask,
+    "qformer_input_ids": lambda wanted: [ordinary_tokens(wanted, 32)],
+}
+"""Made only where the forward cannot do without: a parameter without default, or a form of the inputs needs it."""
