@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Progress = Callable[[str], None]
+DefaultInputs = Callable[["nn.Module"], tuple[Inputs, tuple[str, ...]] | None]
+"""Inputs for a model that came without, and what had to be assumed for them; ``None`` if none can be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ def plan_model_file(
     seq: int | None = None,
     entry: str | None = None,
     frontend: str = "trace",
+    default_inputs: DefaultInputs = lambda model: None,
     progress: Progress = lambda stage: None,
 ) -> PlanResult:
     """The plan for a model file (``model.py``, ``model.py:factory`` or ``package.module:factory``).
@@ -113,6 +116,7 @@ def plan_model_file(
         seq: sequence length for the file's ``example_inputs``.
         entry: the method that runs the step.
         frontend: ``trace`` or ``tree``.
+        default_inputs: asked for inputs where the file gives none; may answer ``None``.
         progress: told the name of each stage as it begins.
 
     Raises:
@@ -123,7 +127,11 @@ def plan_model_file(
     progress(f"loading {spec}")
     model_file: ModelFile = load_model_file(spec)
     model = build_model(model_file)
-    inputs = None if frontend == "tree" else model_file.inputs(batch, seq)
+    inputs: Inputs | Sequence[Inputs] | None = None
+    assumed: tuple[str, ...] = ()
+    if frontend != "tree":
+        made = default_inputs(model) if model_file.example_inputs is None else None
+        inputs, assumed = made or (model_file.inputs(batch, seq), ())
     return run_pipeline(
         model,
         inputs,
@@ -132,6 +140,7 @@ def plan_model_file(
         request=request,
         frontend=frontend,
         progress=progress,
+        assumed=assumed,
     )
 
 
@@ -144,8 +153,9 @@ def run_pipeline(
     request: Request,
     frontend: str = "trace",
     progress: Progress = lambda stage: None,
+    assumed: tuple[str, ...] = (),
 ) -> PlanResult:
-    """All stages in order."""
+    """All stages in order; ``assumed`` is what was assumed of the model and its inputs before."""
     question = resolve(request, find_accelerator())
 
     progress("capturing one training step")
@@ -173,7 +183,7 @@ def run_pipeline(
     alternatives = tuple(
         _alternative(base, reason, graph, question, profile) for base, reason in zip(known, reasons, strict=True)
     )
-    plan = _assemble(model, graph, analysis, question, found, alternatives)
+    plan = _assemble(model, graph, analysis, question, found, alternatives, assumed)
     return PlanResult(plan=plan, graph=graph, analysis=analysis, question=question, timeline=found.timeline)
 
 
@@ -240,6 +250,7 @@ def _assemble(
     question: Question,
     found: Found,
     alternatives: tuple[Alternative, ...],
+    assumed: tuple[str, ...],
 ) -> Plan:
     decisions = found.decisions
     named = {module for unit in decisions.units for module in unit.modules} | set(decisions.recompute)
@@ -261,6 +272,6 @@ def _assemble(
             optimizer=question.optimizer,
             loss=graph.loss,
             inputs=tuple(f"{info.name}: {info.dtype}{list(info.shape)}" for info in graph.inputs),
-            assumed=question.assumed,
+            assumed=(*question.assumed, *assumed),
         ),
     )
