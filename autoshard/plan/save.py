@@ -49,6 +49,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     Raises:
         RequestError: the file cannot be written there. Nothing has been changed.
         PlanFormatError: the plan is not well formed.
+
+    Examples:
+        ``save_plan(plan, "plan.json")``, and back with ``load_plan("plan.json")``.
     """
     data = encode_plan(plan)
     require_writable(path)

@@ -28,6 +28,13 @@ def format_plan(plan: Plan, *, detail: bool = False) -> str:
     Args:
         plan: the plan.
         detail: show notes and every repeated diagnostic too.
+
+    Examples:
+        >>> import torch, autoshard
+        >>> request = autoshard.Request(device="cpu", devices=2, memory="1GiB", precision="fp32")
+        >>> plan = autoshard.make_plan(torch.nn.Linear(8, 2), inputs=((torch.ones(4, 8),), {}), request=request)
+        >>> format_plan(plan).partition(":")[0]
+        'cpu × 2'
     """
     parts = [
         format_verdict(plan),

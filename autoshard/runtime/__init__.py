@@ -47,8 +47,18 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
             cannot be used any more.
 
     Examples:
-        >>> model = apply_plan(build_model(), load_plan("plan.json"))  # doctest: +SKIP
-        >>> optimizer = torch.optim.AdamW(model.parameters())  # doctest: +SKIP
+        One process as a group of one; under torchrun the group is ``dist.init_process_group()``:
+
+        >>> import torch, torch.distributed as dist, autoshard
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> request = autoshard.Request(device="cpu", devices=1)
+        >>> plan = autoshard.make_plan(model, inputs=((torch.randn(4, 8),), {}), request=request)
+        >>> model = apply_plan(model, plan)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> type(model[0].weight).__name__
+        'DTensor'
+        >>> dist.destroy_process_group()
     """
     try:
         require_supported(plan)

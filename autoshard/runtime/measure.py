@@ -28,17 +28,20 @@ class Meter:
         others: tensors that are there before the first phase and count as well, such as inputs.
 
     Examples:
-        >>> meter = Meter(model, optimizer)  # doctest: +SKIP
-        >>> for batch in batches:  # doctest: +SKIP
+        >>> model = nn.Linear(8, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> meter = Meter(model, optimizer)
+        >>> for batch in (torch.ones(4, 8), torch.zeros(4, 8)):
         ...     with meter.step():
         ...         with meter.phase("forward"):
-        ...             loss = model(batch)
+        ...             loss = model(batch).sum()
         ...         with meter.phase("backward"):
         ...             loss.backward()
         ...         with meter.phase("optimizer"):
         ...             optimizer.step()
         ...             optimizer.zero_grad()
-        >>> meter.measurement()  # doctest: +SKIP
+        >>> meter.measurement().parameter_bytes
+        72
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, others: Any = ()) -> None:
