@@ -102,6 +102,7 @@ def plan_model_file(
     *,
     batch: int | None = None,
     seq: int | None = None,
+    image_size: int | None = None,
     entry: str | None = None,
     frontend: str = "trace",
     default_inputs: DefaultInputs = lambda model: None,
@@ -114,6 +115,7 @@ def plan_model_file(
         request: what is asked.
         batch: batch size for the file's ``example_inputs``.
         seq: sequence length for the file's ``example_inputs``.
+        image_size: edge of an image for the file's ``example_inputs``.
         entry: the method that runs the step.
         frontend: ``trace`` or ``tree``.
         default_inputs: asked for inputs where the file gives none; may answer ``None``.
@@ -131,7 +133,7 @@ def plan_model_file(
     assumed: tuple[str, ...] = ()
     if frontend != "tree":
         made = default_inputs(model) if model_file.example_inputs is None else None
-        inputs, assumed = made or (model_file.inputs(batch, seq), ())
+        inputs, assumed = made or (model_file.inputs(batch, seq, image_size), ())
     return run_pipeline(
         model,
         inputs,

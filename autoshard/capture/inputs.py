@@ -23,23 +23,27 @@ Pair: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 EXPECTED = "(args, kwargs) with a tuple and a dict, such as (ids,), {}, or a list of such pairs"
 
 
-def read_pairs(inputs: Any, batch: int | None = None, seq: int | None = None) -> tuple[Pair, ...]:
+def read_pairs(
+    inputs: Any, batch: int | None = None, seq: int | None = None, image_size: int | None = None
+) -> tuple[Pair, ...]:
     """The pairs that ``inputs`` stands for.
 
     Args:
         inputs: a pair, a list of pairs, or a function that returns either.
         batch: batch size to ask the function for.
         seq: sequence length to ask the function for.
+        image_size: edge of an image to ask the function for, in pixels.
 
     Raises:
         RequestError: it is none of these, or it cannot be asked for a batch size or sequence length.
     """
-    asked = {name: value for name, value in (("batch", batch), ("seq", seq)) if value is not None}
+    sizes = {"batch": batch, "seq": seq, "image_size": image_size}
+    asked = {name: value for name, value in sizes.items() if value is not None}
     if callable(inputs):
         inputs = inputs(**_accepted(inputs, asked))
     elif asked:
         raise RequestError(
-            " and ".join(asked), asked, "no batch or sequence length, since the inputs are fixed; give a function"
+            " and ".join(asked), asked, "no size of its own, since the inputs are fixed; give a function"
         )
     if _is_pair(inputs):
         return ((tuple(inputs[0]), dict(inputs[1])),)
@@ -85,11 +89,12 @@ def _accepted(function: Callable[..., Any], asked: dict[str, int]) -> dict[str, 
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     refused = [name for name in asked if name not in parameters and not takes_any]
     if refused:
+        wanted = ", ".join(f"{field}=None" for field in dict.fromkeys(("batch", "seq", *refused)))
         name = getattr(function, "__name__", "the function")
         raise RequestError(
             " and ".join(refused),
             ", ".join(str(asked[field]) for field in refused),
-            f"nothing, since {name}() has no such parameter; write it as {name}(batch=None, seq=None)",
+            f"nothing, since {name}() has no such parameter; write it as {name}({wanted})",
         )
     return asked
 

@@ -43,12 +43,15 @@ class ModelFile:
     example_inputs: Callable[..., Any] | None = None
     loss: Callable[[Any], Any] | None = None
 
-    def inputs(self, batch: int | None = None, seq: int | None = None) -> tuple[Pair, ...]:
+    def inputs(
+        self, batch: int | None = None, seq: int | None = None, image_size: int | None = None
+    ) -> tuple[Pair, ...]:
         """The pairs of example inputs.
 
         Args:
             batch: batch size to ask for.
             seq: sequence length to ask for.
+            image_size: edge of an image to ask for, in pixels.
 
         Raises:
             ModelLoadError: there are none, they fail, or they are no pairs.
@@ -63,7 +66,7 @@ class ModelFile:
             )
         with importable(Path(self.path).parent), user_code(self.source, self.path, "example_inputs failed"):
             try:
-                return read_pairs(self.example_inputs, batch, seq)
+                return read_pairs(self.example_inputs, batch, seq, image_size)
             except RequestError as error:
                 if error.field != "inputs":
                     raise

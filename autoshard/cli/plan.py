@@ -9,6 +9,7 @@ from autoshard.cli.dump import DUMPS, format_dump
 from autoshard.cli.options import add_request_options, positive, read_request
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
+from autoshard.cli.source import plan_source
 from autoshard.errors import PlanFormatError
 from autoshard.plan import Plan, encode_plan, require_supported, save_plan
 from autoshard.plan.save import require_writable
@@ -24,11 +25,13 @@ DESCRIPTION = """\
 Run one training step of a model on fake tensors (no weights, no GPU), and decide which modules shard together.
 
 The model file is Python: build_model() gives the model, example_inputs(batch=None, seq=None) the inputs of one
-training step as (args, kwargs), and, if it is there, loss(outputs) the loss."""
+training step as (args, kwargs), and, if it is there, loss(outputs) the loss. A transformers model needs no model file:
+its config.json, or the folder that holds it, will do. Inputs that are not given are made for it, and named."""
 EPILOG = """\
 examples:
   autoshard plan model.py --device cpu --devices 2 --memory 256MiB
   autoshard plan model.py:tiny -o plan.json --device h100-80gb --devices 8 --batch 4 --seq 2048
+  autoshard plan path/to/config.json --batch 4 --seq 4096
   autoshard plan my.package:build --devices 16 --mesh 2x8 --json > plan.json
 
 Without -o nothing is written. `autoshard --help` lists the exit codes."""
@@ -36,18 +39,26 @@ Without -o nothing is written. `autoshard --help` lists the exit codes."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("model", metavar="MODEL", help="model.py, model.py:factory or package.module:factory")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="model.py, model.py:factory, package.module:factory, or a transformers config.json or its folder",
+    )
     parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this file")
     add_request_options(parser)
     step = parser.add_argument_group("the training step")
-    step.add_argument("--batch", type=positive, metavar="N", help="batch size, given to example_inputs")
-    step.add_argument("--seq", type=positive, metavar="N", help="sequence length, given to example_inputs")
+    step.add_argument("--batch", type=positive, metavar="N", help="batch size of the inputs")
+    step.add_argument("--seq", type=positive, metavar="N", help="sequence length of the inputs")
+    step.add_argument("--image-size", type=positive, metavar="N", help="edge of the images in the inputs, in pixels")
     step.add_argument("--entry", metavar="NAME", help="method that runs the step (default: forward)")
     step.add_argument(
         "--frontend",
         choices=("trace", "tree"),
         default="trace",
         help="trace runs the step; tree needs no inputs, sees only the modules, and marks the plan as assumed",
+    )
+    step.add_argument(
+        "--trust-remote-code", action="store_true", help="run the Python code that lies beside a config.json"
     )
     shown = parser.add_argument_group("what is printed")
     form = shown.add_mutually_exclusive_group()
@@ -63,20 +74,10 @@ def run(args: argparse.Namespace) -> int:
     resolve(request)
     if args.output is not None:
         require_writable(args.output)
-    from autoshard.pipeline import plan_model_file
-
     progress = Progress(lambda stage: None if args.quiet else write_error(stage))
     # What the user's own code prints must not get into the JSON.
     with progress, contextlib.redirect_stdout(sys.stderr):
-        result = plan_model_file(
-            args.model,
-            request,
-            batch=args.batch,
-            seq=args.seq,
-            entry=args.entry,
-            frontend=args.frontend,
-            progress=progress,
-        )
+        result = plan_source(args, request, progress)
     if args.output is not None:
         save_plan(result.plan, args.output)
     _warn_if_unsupported(result.plan)

@@ -23,7 +23,7 @@ def test_options_become_the_request(cli, pipeline) -> None:
     argv = (
         "plan m.py:f --device cpu --devices 6 --memory 1GiB --precision bf16 --optimizer sgd --recompute full "
         "--mesh 2x3 --reshard never --objective memory --method codec:encode --method :generate "
-        "--batch 3 --seq 5 --entry step --frontend tree"
+        "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree"
     )
     assert cli(*argv.split()).code == 0
     ((args, kwargs),) = pipeline.calls
@@ -41,14 +41,15 @@ def test_options_become_the_request(cli, pipeline) -> None:
     )
     assert args == ("m.py:f", request)
     assert callable(kwargs.pop("progress"))
-    assert kwargs == {"batch": 3, "seq": 5, "entry": "step", "frontend": "tree"}
+    assert callable(kwargs.pop("default_inputs"))
+    assert kwargs == {"batch": 3, "seq": 5, "image_size": 7, "entry": "step", "frontend": "tree"}
 
 
 def test_what_is_not_given_stays_open(cli, pipeline) -> None:
     assert cli("plan", "m.py").code == 0
     ((args, kwargs),) = pipeline.calls
     assert args == ("m.py", Request())
-    assert {name: kwargs[name] for name in ("batch", "seq", "entry")} == {"batch": None, "seq": None, "entry": None}
+    assert [kwargs[name] for name in ("batch", "seq", "image_size", "entry")] == [None] * 4
     assert kwargs["frontend"] == "trace"
 
 
@@ -62,8 +63,8 @@ def test_each_field_of_the_request_has_an_option(cli) -> None:
 def test_the_pipeline_takes_what_the_command_gives() -> None:
     from autoshard.pipeline import PlanResult, plan_model_file
 
-    options = {"batch": 1, "seq": 1, "entry": None, "frontend": "trace", "progress": print}
-    inspect.signature(plan_model_file).bind("m.py", Request(), **options)
+    options = {"batch": 1, "seq": 1, "image_size": 1, "entry": None, "frontend": "trace", "progress": print}
+    inspect.signature(plan_model_file).bind("m.py", Request(), default_inputs=print, **options)
     assert {"plan", "graph", "analysis", "timeline"} <= {field.name for field in dataclasses.fields(PlanResult)}
 
 

@@ -28,7 +28,7 @@ def _parsers() -> dict[str, argparse.ArgumentParser]:
 @pytest.mark.parametrize("command", _parsers())
 def test_each_option_and_its_choices_stand_on_the_page(command: str) -> None:
     rows = [line for line in SECTIONS[command].splitlines() if line.startswith("| `")]
-    documented = {option for row in rows for option in re.findall(r"`(--?[a-z]+)", row.split(" | ")[0])}
+    documented = {option for row in rows for option in re.findall(r"`(--?[a-z][a-z-]*)", row.split(" | ")[0])}
     actions = [action for action in _parsers()[command]._actions if action.option_strings]
     there = {option for action in actions for option in action.option_strings} - {"-h", "--help"}
     assert documented == there

@@ -89,12 +89,14 @@ def make_inputs(
 
 def _inner(model: nn.Module) -> Any:
     """The model below an adapter."""
-    return model.get_base_model() if callable(getattr(model, "get_base_model", None)) else model
+    below: Any = getattr(model, "get_base_model", None)
+    return below() if callable(below) else model
 
 
 def _arguments(model: Any) -> tuple[set[str], set[str]]:
     """Names of the forward's arguments without and with a default."""
-    required, optional = set(), set()
+    required: set[str] = set()
+    optional: set[str] = set()
     for name, parameter in inspect.signature(model.forward).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             (required if parameter.default is parameter.empty else optional).add(name)
@@ -189,7 +191,11 @@ def _watching(check: Any, wanted: Wanted) -> Any:
         embeds = given.get("inputs_embeds")
         for name, features in given.items():
             modality = name.partition("_")[0]
-            if not name.endswith("_features") or not isinstance(features, torch.Tensor) or modality not in wanted.tokens:
+            if (
+                not name.endswith("_features")
+                or not isinstance(features, torch.Tensor)
+                or modality not in wanted.tokens
+            ):
                 continue
             width = embeds.shape[-1] if embeds is not None else features.shape[-1]
             count = features.numel() // width

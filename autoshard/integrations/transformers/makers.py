@@ -251,7 +251,11 @@ def _steps(width: str | None, dtype: torch.dtype = torch.float32) -> Maker:
 
     def make(wanted: Wanted) -> list[Form]:
         shape = (wanted.sizes.batch, 20)
-        return [torch.zeros(*shape, dtype=dtype) if width is None else torch.zeros(*shape, number(wanted.config, width) or 1)]
+        return [
+            torch.zeros(*shape, dtype=dtype)
+            if width is None
+            else torch.zeros(*shape, number(wanted.config, width) or 1)
+        ]
 
     return make
 

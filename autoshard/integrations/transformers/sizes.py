@@ -102,7 +102,9 @@ def read_sizes(config: Any, batch: int | None, seq: int | None, image_size: int 
         patch=patch,
         temporal_patch=temporal_patch,
         merge=merge,
-        mel=number(audio, "num_mel_bins", "feature_size", "input_feat_size", "input_dim", "feature_projection_input_dim")
+        mel=number(
+            audio, "num_mel_bins", "feature_size", "input_feat_size", "input_dim", "feature_projection_input_dim"
+        )
         or 80,
         mel_frames=min(mel_frames, 3000),
         samples=16000,
