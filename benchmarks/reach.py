@@ -262,7 +262,11 @@ def cut(config: Any, depth: int = 0) -> None:
                 continue
     for name, value in list(vars(config).items()):
         is_list = isinstance(value, list) and len(value) > LAYERS
-        if is_list and len(value) in before.values() and any(word in name for word in ("layer", "mlp", "block", "type")):
+        if (
+            is_list
+            and len(value) in before.values()
+            and any(word in name for word in ("layer", "mlp", "block", "type"))
+        ):
             setattr(config, name, value[:LAYERS])
         if hasattr(value, "to_dict") and hasattr(value, "model_type") and depth < 4:
             cut(value, depth + 1)
@@ -286,7 +290,9 @@ def summary(rows: list[dict[str, Any]]) -> str:
     for row in sorted(built, key=lambda row: (row["outcome"], row["stage"], row["type"])):
         if row["outcome"] != "sound" or row.get("reason"):
             place = f" [{'; '.join(row['cause'])}]" if row.get("cause") else ""
-            lines.append(f"{row['outcome']:<8} {row['stage']:<12} {row['type']} {row['class']}: {row['reason'][:400]}{place}")
+            lines.append(
+                f"{row['outcome']:<8} {row['stage']:<12} {row['type']} {row['class']}: {row['reason'][:400]}{place}"
+            )
     return "\n".join(lines)
 
 
