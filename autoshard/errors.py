@@ -273,7 +273,7 @@ class ApplyError(AutoshardError):
 
     Attributes:
         modules: FQNs of the unit that was being applied, empty for the whole model.
-        phase: ``agree``, ``recompute``, ``shard``, ``methods``, ``flags`` or ``confirm``.
+        phase: ``agree``, ``recompute``, ``shard``, ``methods``, ``flags``, ``confirm`` or ``buffers``.
         reason: what went wrong.
     """
 

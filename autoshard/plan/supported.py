@@ -10,7 +10,6 @@ from autoshard.errors import PlanFormatError
 from autoshard.plan.schema import Decisions
 
 _NOT_YET: tuple[tuple[str, str, Callable[[Decisions], bool]], ...] = (
-    ("$.rebuilt_buffers", "rebuilding buffers", lambda plan: bool(plan.rebuilt_buffers)),
     ("$.offload", "offloading to the host", lambda plan: plan.offload != "none"),
 )
 

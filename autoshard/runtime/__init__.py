@@ -10,10 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from autoshard.plan import Decisions, require_supported
 from autoshard.runtime.agree import exchange, failed, report_of, require_agreement
 from autoshard.runtime.apply import apply
+from autoshard.runtime.buffers import lost_buffers, warn_of_lost
 from autoshard.runtime.collectives import record_collectives
 from autoshard.runtime.confirm import confirm
 from autoshard.runtime.dtypes import mixed_precision
-from autoshard.runtime.match import match, warn_of_buffers, warn_of_size
+from autoshard.runtime.match import match, warn_of_size
 from autoshard.runtime.measure import Meter, measure
 from autoshard.runtime.mesh import make_mesh
 
@@ -71,10 +72,11 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
     require_agreement(own, exchange(own, mesh))
     assert matched is not None
     warn_of_size(plan, matched.num_shards)
-    warn_of_buffers(model)
     try:
+        lost = lost_buffers(model, plan.rebuilt_buffers)
+        warn_of_lost(lost)
         made = make_mesh(model, plan, mesh)
-        apply(model, plan, matched, made)
+        apply(model, plan, matched, made, lost)
         confirm(model, plan, matched, made)
     except Exception as error:
         exchange(failed(error), mesh)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard
 
 from autoshard.errors import ApplyError
 from autoshard.plan import Decisions, Unit
+from autoshard.runtime.buffers import Lost, fill_after_to_empty, require_filled
 from autoshard.runtime.dtypes import mixed_precision
 from autoshard.runtime.match import Matched
 from autoshard.runtime.root_calls import RootCalls, average_gradients, reshard_after_evaluation
@@ -24,7 +25,7 @@ TORCH_ERRORS = (RuntimeError, ValueError, AssertionError, NotImplementedError, T
 """What ``fully_shard`` and its neighbours raise on what they do not support."""
 
 
-def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh) -> None:
+def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh, lost: Sequence[Lost] = ()) -> None:
     """Apply a plan in place.
 
     Args:
@@ -32,6 +33,7 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh)
         plan: what to do.
         matched: the plan's names as objects of this model.
         mesh: the mesh to shard over.
+        lost: non-persistent buffers on meta, to fill when the model gets memory.
 
     Raises:
         ApplyError: torch refused; the model may be partly sharded then and cannot be used.
@@ -59,7 +61,9 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh)
     if plan.reduce_unused:
         _guarded(("",), "flags", model.set_reduce_scatter_unused_params, True)
     kept = [modules[0] for unit, modules in zip(plan.units, matched.units, strict=True) if not unit.reshard]
-    around = RootCalls(average_gradients(model, plan.replicated, mesh), reshard_after_evaluation(kept))
+    fill_after_to_empty(model, lost)
+    before = (require_filled(lost), average_gradients(model, plan.replicated, mesh))
+    around = RootCalls(before, reshard_after_evaluation(kept))
     around.install(model, [name for fqn, name in registered_methods(plan) if fqn == ""])
 
 

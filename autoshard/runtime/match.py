@@ -93,24 +93,6 @@ def warn_of_size(plan: Decisions, num_shards: int) -> None:
         )
 
 
-def warn_of_buffers(model: nn.Module) -> None:
-    """Say once, on the first rank, which buffers of a model on meta nothing will fill."""
-    lost = [
-        f"{fqn}.{name}" if fqn else name
-        for fqn, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if buffer.is_meta and name in module._non_persistent_buffers_set
-    ]
-    if lost and dist.get_rank() == 0:
-        more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
-        warnings.warn(
-            f"this model is on meta and has buffers that no state dict holds: {', '.join(lost[:4])}{more}; after "
-            f"to_empty() they hold garbage until the model computes them again",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
 def _missing_names(model: nn.Module, plan: Decisions) -> list[Difference]:
     modules = dict(model.named_modules(remove_duplicate=False))
     wanted = [(f"units[{i}]", fqn) for i, unit in enumerate(plan.units) for fqn in unit.modules]
@@ -129,6 +111,10 @@ def _missing_names(model: nn.Module, plan: Decisions) -> list[Difference]:
         elif not callable(getattr(modules[fqn], name, None)):
             kind = type(modules[fqn]).__name__
             found.append(Difference(where=fqn or "(root)", planned=f"a method {name}", found=f"{kind} without it"))
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    for name in plan.rebuilt_buffers:
+        if name not in buffers:
+            found.append(Difference(where=name, planned="a buffer to rebuild", found="no buffer of that name"))
     keys = holders(model)
     for key in plan.replicated:
         if key not in keys:

@@ -1,12 +1,13 @@
 """What has to happen around the outermost call of the root, whichever of its methods runs the step.
 
-FSDP2's own hooks stand around ``forward`` and around the methods registered with ``register_fsdp_forward_method``. Two
-things of a plan have to stand around those in turn:
+FSDP2's own hooks stand around ``forward`` and around the methods registered with ``register_fsdp_forward_method``. A
+few things of a plan have to stand around those in turn:
 
 * After a forward without gradients, units with ``reshard`` false are resharded. FSDP2 keeps them unsharded until a
   backward that never comes; ``model.parameters()`` would yield plain, temporary tensors, and an optimizer built at
   that moment would update values that the next reshard throws away, without an error. Training steps are not touched;
   the price is one more all-gather of those units for each evaluation batch.
+* Before the first forward of a model that was on meta, buffers that nothing has filled stop it.
 * Before a forward, replicated parameters get the hook that averages their gradients, unless they have it: moving a
   model off meta makes new parameter objects, and hooks do not move along.
 """
@@ -23,9 +24,9 @@ from torch.distributed.fsdp import FSDPModule
 
 
 class RootCalls:
-    """Runs one function before and one after the outermost call of a root module."""
+    """Runs functions before and one after the outermost call of a root module."""
 
-    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+    def __init__(self, before: Sequence[Callable[[], None]], after: Callable[[], None]) -> None:
         self._before, self._after = before, after
         self._depth = 0
 
@@ -39,7 +40,8 @@ class RootCalls:
     def _enter(self, *_: Any) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._before()
+            for each in self._before:
+                each()
 
     def _leave(self, *_: Any) -> None:
         self._depth -= 1

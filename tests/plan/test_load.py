@@ -248,7 +248,6 @@ def test_an_endless_file_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
-        ({"rebuilt_buffers": ("rope",)}, "$.rebuilt_buffers"),
         ({"offload": "cpu"}, "$.offload"),
     ],
 )
@@ -263,8 +262,7 @@ def test_what_cannot_be_applied_yet_is_refused_by_name(tmp_path: Path, fields: d
 def test_what_can_be_applied_is_not_refused(tmp_path: Path) -> None:
     # Every driving field with a value that is not its default, but for those above.
     plan = small_plan(
-        **{name: getattr(full_plan(), name) for name in Decisions.__struct_fields__}
-        | {"rebuilt_buffers": (), "offload": "none"},
+        **{name: getattr(full_plan(), name) for name in Decisions.__struct_fields__} | {"offload": "none"},
     )
     require_supported(plan)
     save_plan(plan, tmp_path / "plan.json")

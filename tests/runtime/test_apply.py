@@ -126,19 +126,6 @@ def test_what_torch_refuses_is_an_apply_error(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_buffers_that_nothing_fills_are_named() -> None:
-    with torch.device("meta"):
-        model = Stack()
-        model.layers[0].register_buffer("angles", torch.ones(3), persistent=False)
-        model.layers[0].register_buffer("mean", torch.ones(3))
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        with pytest.warns(UserWarning, match=r"no state dict holds: layers\.0\.angles; after"):
-            apply_plan(model, decide(model, [*ROOT]))
-    finally:
-        dist.destroy_process_group()
-
-
 def _evaluate(model: nn.Module) -> None:
     with torch.no_grad():
         model(inputs(model, 0, 0))

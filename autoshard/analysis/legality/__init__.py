@@ -36,6 +36,7 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
         root_must_keep=keep,
         reduce_unused=bool(facts.on_demand),
         methods=tuple(dict.fromkeys(methods)),
+        rebuilt_buffers=tuple(buffer.name for buffer in facts.graph.buffers if not buffer.persistent),
         diagnostics=condense(findings),
     )
 
