@@ -37,6 +37,12 @@ def parts(config: Any, names: tuple[str, ...]) -> Iterator[Any]:
     yield config
 
 
+def has_none(config: Any, names: tuple[str, ...]) -> bool:
+    """Whether the configuration has a place for such a part and leaves it empty: the model is built without it."""
+    there = [vars(config)[name] for name in names if name in vars(config)]
+    return bool(there) and all(value is None for value in there)
+
+
 def part(config: Any, names: tuple[str, ...]) -> Any:
     """The first of the named sub-configurations; the configuration itself if there is none."""
     return next(parts(config, names))

@@ -2,33 +2,32 @@
 
 A text is made at once. Where there are images or sounds two things stand nowhere: which of several forms an argument
 has, and how many tokens of the text stand for the features of an image. Both are found by trying: the forward is run
-on fake tensors, the first form that runs is taken, and the number of features is seen where the model compares it with
-the number of its placeholders.
+on fake tensors, and the first inputs on which it runs are taken.
 """
 
 import inspect
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from autoshard.capture.trial import try_forward
 from autoshard.errors import ModelLoadError
-from autoshard.integrations.transformers.makers import IF_REQUIRED, MAKERS, Form, Wanted
+from autoshard.integrations.transformers.makers import IF_NEEDED, MAKERS, Form, Wanted
+from autoshard.integrations.transformers.placeholders import Asks, watched
 from autoshard.integrations.transformers.sizes import read_sizes
 
-MAX_TRIALS = 24
+MAX_TRIALS = 12
+"""Forms that are tried before something else is changed."""
 TEXT_ONLY = {"input_ids", "decoder_input_ids", "labels", "attention_mask", "token_type_ids", "use_cache"}
 """Arguments with one form only: nothing has to be tried."""
 INSTEAD = {"pixel_values_videos": "pixel_values"}
 """Arguments that are left out where another one feeds the same modules."""
 REMEDY = "write a model file with build_model() and example_inputs() that returns (args, kwargs) of one training step"
-CHECK = "get_placeholder_mask"
-"""The method in which a transformers model compares its placeholders with the features that replace them."""
+SHOWN = 3
+"""Different failures that are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +70,21 @@ def make_inputs(
     """
     inner = _inner(model)
     required, optional = _arguments(inner)
-    sizes = read_sizes(inner.config, batch, seq, image_size)
     wanted = Wanted(
-        config=inner.config, class_name=type(inner).__name__, params=frozenset(required | optional), sizes=sizes
+        config=inner.config,
+        class_name=type(inner).__name__,
+        params=frozenset(required | optional),
+        sizes=read_sizes(inner.config, batch, seq, image_size),
     )
-    unknown = sorted(required - MAKERS.keys() - IF_REQUIRED.keys())
+    unknown = sorted(required - MAKERS.keys() - IF_NEEDED.keys())
     if unknown:
-        raise ModelLoadError(source, f"no inputs can be made for {_listed(unknown)} of {wanted.class_name}", REMEDY)
-    names = [name for name in (*MAKERS, *IF_REQUIRED) if name in required or _is_wanted(name, optional)]
-    kwargs = _fitting(model, wanted, names, source)
-    made = ", ".join(kwargs)
-    image = {"image_size"} if "pixel_values" in kwargs else set()
-    text = {"seq"} if kwargs.keys() & {"input_ids", "decoder_input_ids"} else set()
-    told = [f"{name}={why}" for name, why in sizes.assumed.items() if name in {"batch"} | image | text]
+        raise ModelLoadError(source, f"no inputs can be made for {', '.join(unknown)} of {wanted.class_name}", REMEDY)
+    kwargs, wanted = _fitting(model, wanted, required, optional, source)
+    sized = {"batch"}
+    sized |= {"seq"} if kwargs.keys() & {"input_ids", "decoder_input_ids"} else set()
+    sized |= {"image_size"} if any(name.startswith("pixel_values") for name in kwargs) else set()
+    told = [f"{name}={why}" for name, why in wanted.sizes.assumed.items() if name in sized]
+    made = ", ".join(name for name, value in kwargs.items() if value is not False)
     return MadeInputs(pair=((), kwargs), assumed=(f"inputs={made} (made from the forward's arguments)", *told))
 
 
@@ -103,39 +104,55 @@ def _arguments(model: Any) -> tuple[set[str], set[str]]:
     return required, optional
 
 
-def _is_wanted(name: str, optional: set[str]) -> bool:
-    return name in optional and name in MAKERS and INSTEAD.get(name) not in optional
-
-
-def _fitting(model: nn.Module, wanted: Wanted, names: list[str], source: str) -> dict[str, Form]:
-    """The first forms on which the forward runs."""
-    if set(names) <= TEXT_ONLY:
-        return _first_forms(wanted, names)
+def _fitting(
+    model: nn.Module, wanted: Wanted, required: set[str], optional: set[str], source: str
+) -> tuple[dict[str, Form], Wanted]:
+    """The first inputs on which the forward runs, and for what they were made."""
+    first = _names(wanted, required, optional)
+    if set(first) <= TEXT_ONLY:
+        return {name: _maker(name)(wanted)[0] for name in first}, wanted
     failures: list[BaseException] = []
-    for choice in itertools.islice(_choices(wanted, names), MAX_TRIALS):
-        found = _try(model, wanted, choice, failures)
-        if found is not None:
-            return found
-    first = failures[0]
+    for names, tried in _attempts(wanted, first, required, optional):
+        for choice in itertools.islice(_choices(tried, names), MAX_TRIALS):
+            found = _try(model, tried, choice, failures)
+            if found is not None:
+                return found, tried
+    told = list(dict.fromkeys(f"{type(failure).__name__}: {failure}" for failure in failures))
     raise ModelLoadError(
-        source,
-        f"the inputs that were made ({', '.join(names)}) do not run: {type(first).__name__}: {first}",
-        REMEDY,
-    ) from first
+        source, f"the inputs that were made ({', '.join(first)}) do not run: {'; '.join(told[:SHOWN])}", REMEDY
+    ) from failures[0]
 
 
-def _first_forms(wanted: Wanted, names: list[str]) -> dict[str, Form]:
-    made = {name: _maker(name)(wanted) for name in names}
-    return {name: forms[0] for name, forms in made.items() if forms}
+def _names(wanted: Wanted, required: set[str], optional: set[str]) -> list[str]:
+    """The arguments to make: all that are required, and the optional ones that have a form here."""
+    usual = {name for name in MAKERS if name in optional and INSTEAD.get(name) not in optional}
+    return [name for name in (*MAKERS, *IF_NEEDED) if name in required | usual and _maker(name)(wanted)]
+
+
+def _attempts(
+    wanted: Wanted, first: list[str], required: set[str], optional: set[str]
+) -> Iterator[tuple[list[str], Wanted]]:
+    """What is tried: the usual arguments, masks too, two samples (batch statistics need them), no labels."""
+    masks = [name for name in IF_NEEDED if name in optional and _maker(name)(wanted)]
+    more = [*first, *(name for name in masks if name not in first)]
+    yield first, wanted
+    if more != first:
+        yield more, wanted
+    if "batch" in wanted.sizes.assumed:
+        two = {**wanted.sizes.assumed, "batch": "2 (it does not run with 1)"}
+        doubled = replace(wanted, sizes=replace(wanted.sizes, batch=2, assumed=two))
+        yield first, doubled
+        yield more, doubled
+    if "labels" in first and "labels" not in required:
+        yield [name for name in first if name != "labels"], wanted
+        yield [name for name in more if name != "labels"], wanted
 
 
 def _choices(wanted: Wanted, names: list[str]) -> Iterator[dict[str, int]]:
     """For each argument the number of its form, those closest to all first forms first."""
-    counts = {name: len(_maker(name)(wanted)) for name in names}
-    used = [name for name, count in counts.items() if count]
-    every = itertools.product(*(range(counts[name]) for name in used))
+    every = itertools.product(*(range(len(_maker(name)(wanted))) for name in names))
     for numbers in sorted(every, key=sum):
-        yield dict(zip(used, numbers, strict=True))
+        yield dict(zip(names, numbers, strict=True))
 
 
 def _try(
@@ -145,9 +162,9 @@ def _try(
     for _ in range(2 + len(wanted.tokens)):
         kwargs = {name: _maker(name)(wanted)[number] for name, number in choice.items()}
         try:
-            with _placeholders(_inner(model), wanted):
+            with watched(_inner(model), wanted.placeholders, set(wanted.tokens)):
                 try_forward(model, kwargs)
-        except _Asks as asks:
+        except Asks as asks:
             wanted = replace(wanted, placeholders={**wanted.placeholders, asks.modality: asks.count})
         except Exception as error:  # the forward of any model: what it raises is told if no form runs
             failures.append(error)
@@ -159,52 +176,4 @@ def _try(
 
 
 def _maker(name: str) -> Any:
-    return MAKERS.get(name) or IF_REQUIRED[name]
-
-
-class _Asks(Exception):
-    """The model has another number of features than the text has placeholders."""
-
-    def __init__(self, modality: str, count: int) -> None:
-        super().__init__(modality, count)
-        self.modality, self.count = modality, count
-
-
-@contextmanager
-def _placeholders(model: Any, wanted: Wanted) -> Iterator[None]:
-    """Where a module compares placeholders with features, say how many it wants."""
-    watched = [module for module in model.modules() if hasattr(module, CHECK)]
-    for module in watched:
-        module.__dict__[CHECK] = _watching(getattr(module, CHECK), wanted)
-    try:
-        yield
-    finally:
-        for module in watched:
-            module.__dict__.pop(CHECK, None)
-
-
-def _watching(check: Any, wanted: Wanted) -> Any:
-    signature = inspect.signature(check)
-
-    def watch(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        embeds = given.get("inputs_embeds")
-        for name, features in given.items():
-            modality = name.partition("_")[0]
-            if (
-                not name.endswith("_features")
-                or not isinstance(features, torch.Tensor)
-                or modality not in wanted.tokens
-            ):
-                continue
-            width = embeds.shape[-1] if embeds is not None else features.shape[-1]
-            count = features.numel() // width
-            if wanted.placeholders.get(modality) != count:
-                raise _Asks(modality, count)
-        return check(*args, **kwargs)
-
-    return watch
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names)
+    return MAKERS.get(name) or IF_NEEDED[name]

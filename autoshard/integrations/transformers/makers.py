@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from autoshard.integrations.transformers.facts import number, special_tokens, sub_configs
+from autoshard.integrations.transformers.facts import (
+    AUDIO_PARTS,
+    VISION_PARTS,
+    has_none,
+    number,
+    special_tokens,
+    sub_configs,
+)
 from autoshard.integrations.transformers.sizes import Sizes
 
 Form = Any
@@ -105,6 +112,8 @@ def _decoder_ids(wanted: Wanted) -> list[Form]:
 
 def _pixel_values(wanted: Wanted) -> list[Form]:
     s = wanted.sizes
+    if has_none(wanted.config, VISION_PARTS):
+        return []
     image = torch.zeros(s.batch, s.channels, s.height, s.width)
     video = torch.zeros(s.batch, s.frames, s.channels, s.height, s.width)
     several = torch.zeros(s.batch, 1, s.channels, s.height, s.width)
@@ -114,6 +123,10 @@ def _pixel_values(wanted: Wanted) -> list[Form]:
         flat = torch.zeros(num_patches, s.channels * s.temporal_patch * s.patch**2)
         square = torch.zeros(num_patches, s.channels, s.patch, s.patch)
         return [flat, square, image]
+    if wanted.params & {"spatial_shapes", "image_position_ids", "pixel_position_ids", "target_sizes"}:
+        rows, columns = _grid(s)
+        flat = torch.zeros(s.batch, rows * columns, s.channels * s.patch**2)
+        return [image, flat, several, torch.zeros(s.batch, s.channels, s.patch, rows * columns * s.patch)]
     if any(hasattr(inner, "num_frames") for inner in sub_configs(wanted.config)):
         return [video, image]
     return [image, several, several.expand(-1, 2, -1, -1, -1).contiguous()]
@@ -153,10 +166,13 @@ def _pixel_mask(wanted: Wanted) -> list[Form]:
 
 def _spectrogram(wanted: Wanted) -> list[Form]:
     s = wanted.sizes
-    upright = torch.zeros(s.batch, s.mel, s.mel_frames)
-    lying = torch.zeros(s.batch, s.mel_frames, s.mel)
+    if has_none(wanted.config, AUDIO_PARTS):
+        return []
     is_whisper_like = any(getattr(inner, "max_source_positions", None) for inner in sub_configs(wanted.config))
-    return [upright, lying] if is_whisper_like else [lying, upright]
+    shapes = [shape for mel in s.mels for shape in ((mel, s.mel_frames), (s.mel_frames, mel))]
+    if not is_whisper_like:
+        shapes = [shape[::-1] for shape in shapes]
+    return [torch.zeros(s.batch, *shape) for shape in shapes]
 
 
 def _spectrogram_mask(wanted: Wanted) -> list[Form]:
@@ -168,9 +184,37 @@ def _spectrogram_mask(wanted: Wanted) -> list[Form]:
 def _sound(wanted: Wanted) -> list[Form]:
     s = wanted.sizes
     flat, channel = torch.zeros(s.batch, s.samples), torch.zeros(s.batch, 1, s.samples)
-    spectrogram = torch.zeros(s.batch, s.mel_frames, s.mel)
+    if has_none(wanted.config, AUDIO_PARTS):
+        return []
+    spectrogram = torch.zeros(s.batch, s.mel_frames, s.mels[0])
     has_mel = number(wanted.config, "num_mel_bins") is not None
     return [spectrogram, flat, channel] if has_mel else [flat, channel]
+
+
+def _sound_mask(wanted: Wanted) -> list[Form]:
+    return [torch.ones(wanted.sizes.batch, wanted.sizes.samples, dtype=torch.long)]
+
+
+def _attention_mask(wanted: Wanted) -> list[Form]:
+    s = wanted.sizes
+    if "input_ids" in wanted.params:
+        return [torch.ones_like(text_tokens(wanted))]
+    if "input_features" in wanted.params:
+        return _spectrogram_mask(wanted)
+    if "input_values" in wanted.params:
+        return _sound_mask(wanted)
+    return [torch.ones(s.batch, s.seq, dtype=torch.long)]
+
+
+def _patch_mask(wanted: Wanted) -> torch.Tensor:
+    rows, columns = _grid(wanted.sizes)
+    return torch.ones(wanted.sizes.batch, rows * columns, dtype=torch.long)
+
+
+def _patch_positions(wanted: Wanted) -> torch.Tensor:
+    rows, columns = _grid(wanted.sizes)
+    cells = [[column, row] for row in range(rows) for column in range(columns)]
+    return torch.tensor([cells] * wanted.sizes.batch)
 
 
 def _boxes(wanted: Wanted) -> list[Form]:
@@ -304,13 +348,22 @@ MAKERS: dict[str, Maker] = {
 }
 """Made wherever the forward takes them."""
 
-IF_REQUIRED: dict[str, Maker] = {
-    "attention_mask": _like_text(1),
+IF_NEEDED: dict[str, Maker] = {
+    "attention_mask": _attention_mask,
     "token_type_ids": _like_text(0),
     "hidden_states": _patches,
+    "target_sizes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
+    "spatial_shapes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
+    "pixel_attention_mask": lambda wanted: [*_pixel_mask(wanted), _patch_mask(wanted)],
+    "image_position_ids": lambda wanted: [_patch_positions(wanted)],
+    "pixel_position_ids": lambda wanted: [_patch_positions(wanted)],
+    "padding_mask": _sound_mask,
+    "audio_mel": _spectrogram,
+    "audio_mel_mask": lambda wanted: [torch.zeros(wanted.sizes.batch, wanted.sizes.mel_frames, dtype=torch.bool)],
+    "state": _steps("max_state_dim"),
     "pixel_mask": _pixel_mask,
     "input_features_mask": _spectrogram_mask,
     "feature_attention_mask": _spectrogram_mask,
     "qformer_input_ids": lambda wanted: [ordinary_tokens(wanted, 32)],
 }
-"""Made only where the forward cannot do without: a parameter without default, or a form of the inputs needs it."""
+"""Made only where the forward cannot do without: it has no default, or nothing runs without it."""

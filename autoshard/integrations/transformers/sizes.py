@@ -19,6 +19,10 @@ DEFAULT_SEQ = 2048
 DEFAULT_IMAGE = 224
 DEFAULT_VOCAB = 1000
 DEFAULT_FRAMES = 8
+MEL_NAMES = (
+    "num_mel_bins", "input_feat_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim",
+    "input_size", "feature_size", "mel_bins", "n_mels", "audio_mel_bins", "in_features", "spectrogram_size",
+)  # fmt: skip
 IMAGE_NAMES = ("image_size", "input_size", "img_size", "force_image_size", "vision_feature_size")
 
 
@@ -37,7 +41,7 @@ class Sizes:
         patch: edge of an image patch in pixels, where patches are cut before the model.
         temporal_patch: frames of such a patch.
         merge: patches along an edge that become one token.
-        mel: features of one frame of a spectrogram.
+        mels: features of one frame of a spectrogram, the likeliest first.
         mel_frames: frames of a spectrogram.
         samples: samples of a sound.
         classes: labels are below it.
@@ -54,7 +58,7 @@ class Sizes:
     patch: int
     temporal_patch: int
     merge: int
-    mel: int
+    mels: tuple[int, ...]
     mel_frames: int
     samples: int
     classes: int
@@ -81,13 +85,17 @@ def read_sizes(config: Any, batch: int | None, seq: int | None, image_size: int 
         seq = min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
         assumed["seq"] = f"{seq} ({'default' if seq == DEFAULT_SEQ else 'the longest that the model takes'})"
     patch = number(vision, "patch_size", "spatial_patch_size") or 16
-    merge = number(vision, "spatial_merge_size", "merge_size", "merge_kernel_size", "downsample_factor") or 1
+    merge = (
+        number(vision, "spatial_merge_size", "merge_size", "merge_kernel_size", "downsample_factor", "scale_factor")
+        or 1
+    )
     if image_size is not None:
         height = width = image_size
     else:
         found = size_pair(vision, *IMAGE_NAMES)
-        height, width = found or (DEFAULT_IMAGE, DEFAULT_IMAGE)
-        assumed["image_size"] = f"{height}x{width} ({'the configuration' if found else 'default'})"
+        # Patches that are merged come in whole groups.
+        height, width = (_rounded(edge, patch * merge) for edge in found or (DEFAULT_IMAGE, DEFAULT_IMAGE))
+        assumed["image_size"] = f"{height}x{width} ({'the configuration' if found == (height, width) else 'default'})"
     temporal_patch = number(vision, "temporal_patch_size", "video_temporal_patch_size") or 1
     frames = number(vision, "num_frames", "frames_per_clip") or DEFAULT_FRAMES
     mel_frames = number(audio, "max_length") or 2 * (number(audio, "max_source_positions") or 200)
@@ -102,12 +110,13 @@ def read_sizes(config: Any, batch: int | None, seq: int | None, image_size: int 
         patch=patch,
         temporal_patch=temporal_patch,
         merge=merge,
-        mel=number(
-            audio, "num_mel_bins", "feature_size", "input_feat_size", "input_dim", "feature_projection_input_dim"
-        )
-        or 80,
+        mels=tuple(dict.fromkeys(n for name in MEL_NAMES if (n := number(audio, name)))) or (80,),
         mel_frames=min(mel_frames, 3000),
         samples=16000,
         classes=number(config, "num_labels") or 2,
         assumed=assumed,
     )
+
+
+def _rounded(edge: int, step: int) -> int:
+    return edge if edge % step == 0 or edge < step else edge - edge % step
