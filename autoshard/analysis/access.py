@@ -19,9 +19,19 @@ def outside_reads(graph: ModelGraph) -> tuple[tuple[str, Stack], ...]:
     )
 
 
-def uncovered_reads(param: ParamInfo, modules: tuple[str, ...]) -> tuple[Stack, ...]:
-    """Stacks of the reads that happen while none of these modules runs."""
-    return tuple(stack for stack in param.readers if not any(module in stack for module in modules))
+def uncovered_reads(
+    param: ParamInfo, modules: tuple[str, ...], updaters: frozenset[str] = frozenset()
+) -> tuple[Stack, ...]:
+    """Stacks of the reads that happen while none of these modules runs.
+
+    Args:
+        param: the parameter.
+        modules: those of the unit that would own it.
+        updaters: modules whose own code uses it sharded (``analysis.updates``); their reads need no unit.
+    """
+    return tuple(
+        stack for stack in param.readers if stack[-1] not in updaters and not any(module in stack for module in modules)
+    )
 
 
 def reader(stack: Stack) -> str:

@@ -6,6 +6,7 @@ from autoshard.analysis.on_demand import on_demand
 from autoshard.analysis.order import Run, execution_order, runs
 from autoshard.analysis.repeats import repeated_blocks
 from autoshard.analysis.space import Block
+from autoshard.analysis.updates import sharded_updates
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 
@@ -23,6 +24,7 @@ class Facts:
         blocks: runs of isomorphic siblings.
         shared: FQNs of the modules with parameters that stand under two or more parents.
         on_demand: modules that may run on some ranks only, with the sign of it.
+        updates: by parameter key, modules whose own code uses the parameter sharded (``analysis.updates``).
     """
 
     graph: ModelGraph
@@ -33,6 +35,7 @@ class Facts:
     blocks: tuple[Block, ...]
     shared: tuple[str, ...]
     on_demand: dict[str, str]
+    updates: dict[str, frozenset[str]]
 
 
 def gather_facts(graph: ModelGraph, num_shards: int) -> Facts:
@@ -50,4 +53,5 @@ def gather_facts(graph: ModelGraph, num_shards: int) -> Facts:
         blocks=repeated_blocks(graph),
         shared=tuple(fqn for fqn in tree.nodes if len(tree.parents[fqn]) > 1 and tree.keys(fqn)),
         on_demand=on_demand(graph),
+        updates=sharded_updates(graph),
     )

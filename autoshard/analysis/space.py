@@ -52,6 +52,7 @@ class LegalSpace:
             given place is the outermost one.
         replicated: keys of parameters that no unit may shard.
         shard_dims: tensor dim other than 0 along which a parameter has to be sharded.
+        must_reshard: keys of parameters that are updated in place while sharded: a unit that owns one must reshard.
         root_must_keep: the root's parameters are read after its forward, so the root must not reshard.
         reduce_unused: parameters without gradient must take part in the reduction.
         methods: ``(module, method)`` pairs to register.
@@ -65,6 +66,7 @@ class LegalSpace:
     groupable: tuple[tuple[str, str], ...] = ()
     replicated: tuple[str, ...] = ()
     shard_dims: dict[str, int] = field(default_factory=dict)
+    must_reshard: tuple[str, ...] = ()
     root_must_keep: bool = False
     reduce_unused: bool = False
     methods: tuple[tuple[str, str], ...] = ()

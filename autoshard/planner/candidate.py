@@ -48,7 +48,7 @@ def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Can
         units.append(
             Unit(
                 modules=modules,
-                reshard=_reshards(space, question, chosen, modules),
+                reshard=not set(keys).isdisjoint(space.must_reshard) or _reshards(space, question, chosen, modules),
                 num_params=len(keys),
                 num_bytes=sum(sizes[key] for key in keys),
                 digest=unit_digest(keys),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from autoshard.analysis.findings import Finding
 from autoshard.analysis.on_demand import on_demand
 from autoshard.analysis.order import Run
+from autoshard.analysis.updates import sharded_updates
 from autoshard.ir import LOSS, ParamInfo
 from autoshard.plan.schema import Decisions
 from autoshard.verify.subject import Subject, finding, named
@@ -37,9 +38,14 @@ def not_on_demand(subject: Subject) -> Iterator[Finding]:
 
 def read_while_unsharded(subject: Subject) -> Iterator[Finding]:
     """Each parameter is read only while a forward of the unit that owns it is running."""
+    updates = sharded_updates(subject.graph)
     for unit, modules, keys in zip(subject.plan.units, subject.units, subject.owned, strict=True):
         for key in keys:
+            updaters = updates.get(key, frozenset())
             for stack in subject.tree.params[key].readers:
+                if stack[-1] in updaters:
+                    yield from _updated_unsharded(key, stack, modules, unit.reshard)
+                    continue
                 if set(stack) & set(modules):
                     continue
                 if stack[0] == LOSS:
@@ -51,6 +57,16 @@ def read_while_unsharded(subject: Subject) -> Iterator[Finding]:
                     message = f"{stack[-1] or '(root)'} reads it while no forward of its unit {named(modules)} runs"
                     who = stack[-1] or "(root)"
                     yield finding("AS203", key, message, f"let {who} or an ancestor own it", cause=named(modules))
+
+
+def _updated_unsharded(key: str, stack: tuple[str, ...], modules: tuple[str, ...], reshard: bool) -> Iterator[Finding]:
+    who = stack[-1] or "(root)"
+    if set(stack) & set(modules):
+        message = f"{who} updates it in place while unit {named(modules)} is unsharded, and the change would be lost"
+        yield finding("AS240", key, message, "make the modules that hold it units of their own", cause=named(modules))
+    elif not reshard:
+        message = f"{who} updates it in place, but unit {named(modules)} stays unsharded after forward"
+        yield finding("AS240", key, message, "set reshard of the unit to true", cause=named(modules))
 
 
 def _read_by_loss(key: str, modules: tuple[str, ...], reshard: bool) -> Iterator[Finding]:

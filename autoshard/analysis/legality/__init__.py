@@ -33,6 +33,7 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
         groupable=groupable_pairs(draft),
         replicated=tuple(key for key in facts.tree.params if key in draft.replicated),
         shard_dims=shard_dims,
+        must_reshard=tuple(key for key in facts.tree.params if key in facts.updates),
         root_must_keep=keep,
         reduce_unused=bool(facts.on_demand),
         methods=tuple(dict.fromkeys(methods)),

@@ -1,10 +1,12 @@
 """The atoms: which modules may be units, and which of them must be.
 
 One pass from the leaves to the root. A module is judged by the parameters that it can come to own: those in its
-subtree except what lies in a required atom below. Two rules make other atoms required:
+subtree except what lies in a required atom below. Three rules make other atoms required:
 
 - A shared module stands under two parents. A unit that contains one of its places but not all would claim parameters
   that another unit reads, so such a unit is legal only if what the shared module holds is in units of its own.
+- Code that updates parameters of other modules in place needs them sharded, so no unit that is unsharded while that
+  code runs may own them: what lies below it and holds them is required.
 - The trainable parameters of a unit have one stored dtype. Where a subtree mixes them, the children that differ from
   what the module holds itself are required, if that separates the dtypes.
 """
@@ -55,6 +57,7 @@ def _judge(draft: Draft, fqn: str) -> None:
     if is_unused and any(_is_inside_unused(facts, parent) for parent in facts.tree.parents[fqn]):
         return
     required, blocker = _shared_below(draft, fqn)
+    required += tuple(atom for atom in _updated_below(draft, fqn) if atom not in required)
     keys = owned_at_most(draft, fqn, required)
     if fqn != "":
         found = (_escape(fqn, blocker) if node.has_forward else None) or bar(facts, fqn, keys)
@@ -125,6 +128,19 @@ def _shared_below(draft: Draft, fqn: str) -> tuple[tuple[str, ...], str]:
             return (), shared
         required += atoms
     return tuple(required), ""
+
+
+def _updated_below(draft: Draft, fqn: str) -> tuple[str, ...]:
+    """Atoms that must own the parameters which code running in this module's forward updates while sharded."""
+    facts = draft.facts
+    required: dict[str, None] = {}
+    for key in facts.tree.keys(fqn) if facts.updates else ():
+        param = facts.tree.params[key]
+        updaters = facts.updates.get(key, frozenset())
+        if any(stack[-1] in updaters and fqn in stack for stack in param.readers):
+            holding = [atom for atom in outermost(draft, fqn) if key in facts.tree.keys(atom)]
+            required.update(dict.fromkeys(holding))
+    return tuple(required)
 
 
 def _escape(fqn: str, blocker: str) -> Finding | None:

@@ -73,7 +73,7 @@ def _tied(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
 
 def _read_outside(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     for key in keys:
-        stacks = uncovered_reads(facts.tree.params[key], (fqn,))
+        stacks = uncovered_reads(facts.tree.params[key], (fqn,), facts.updates.get(key, frozenset()))
         if stacks:
             who = reader(stacks[0])
             message = f"its parameter {key} is read by {who} while this module's forward is not running"

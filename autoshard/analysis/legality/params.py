@@ -79,10 +79,17 @@ def _shares_storage(param: ParamInfo, facts: Facts) -> str | None:
 
 
 def _written(param: ParamInfo, facts: Facts) -> str | None:
+    if "written-in-forward" not in param.traits or param.key in facts.updates:
+        return None
+    return "forward writes to it; where it is unsharded at that moment the change is lost"
+
+
+def _updated_sharded(param: ParamInfo, facts: Facts) -> str | None:
+    if param.key not in facts.updates or "written-in-forward" not in param.traits:
+        return None
+    who = ", ".join(module or "(root)" for module in sorted(facts.updates[param.key]))
     return (
-        "forward writes to it; where it is unsharded at that moment the change is lost"
-        if ("written-in-forward" in param.traits)
-        else None
+        f"the forward of {who} updates it in place; its unit is sharded meanwhile, so that each rank updates its shard"
     )
 
 
@@ -142,6 +149,7 @@ PARAM_RULES = (
         reason=_written,
         remedy="move the update out of forward, to after the optimizer step",
     ),
+    ParamRule(code="AS240", severity="note", reason=_updated_sharded, remedy="nothing"),
 )  # fmt: skip
 """Every rule about a single parameter, in the order of their codes."""
 
