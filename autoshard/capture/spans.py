@@ -104,6 +104,7 @@ class ModuleStack:
         self._recording: list[Checkpointed] = []
         self._replaying: list[Iterator[Span]] = []
         self._is_entry = False
+        self._last_backward: Span | None = None
 
     @property
     def current(self) -> Span | None:
@@ -118,6 +119,19 @@ class ModuleStack:
     def span_of(self, number: int) -> Span | None:
         """The span that was running when the autograd node of that number was made."""
         return self._number_spans[bisect.bisect_right(self._numbers, number) - 1]
+
+    def place(self) -> tuple[Span | None, bool]:
+        """The run of a module to which the op that runs now belongs, and whether it computes forward code again."""
+        if self._log.phase == "forward":
+            return self.current, False
+        if self.is_recomputing:
+            self._last_backward = self.current
+            return self._last_backward, True
+        node = torch._C._current_autograd_node()
+        number = NO_SEQUENCE if node is None else node._sequence_nr()
+        if number < NO_SEQUENCE:  # else a gradient is accumulated: it belongs to what was just computed
+            self._last_backward = self.span_of(number)
+        return self._last_backward, False
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -23,9 +23,10 @@ from autoshard.capture.fake import FakeMode, FakeModel
 from autoshard.capture.inputs import Pair, fake_pair
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
+from autoshard.capture.ops import DtypeClash
 from autoshard.capture.spans import FAILED, ModuleStack, Span
 from autoshard.capture.storages import StorageLog
-from autoshard.capture.tracer import DtypeClash, Tracer
+from autoshard.capture.tracer import Tracer
 from autoshard.capture.tree import ModuleTree
 from autoshard.capture.values import Values, may_keep
 from autoshard.errors import AutoshardError, CaptureError
