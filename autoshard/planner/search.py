@@ -14,6 +14,7 @@ from autoshard.errors import InfeasibleBudgetError, NoLegalUnitError
 from autoshard.ir import ModelGraph
 from autoshard.plan.schema import Decisions, Optimal
 from autoshard.planner.baselines import Baseline
+from autoshard.planner.bound import lower_bound_ns
 from autoshard.planner.candidate import Candidate, candidate, decide
 from autoshard.planner.cut import finer_cuts, first_cut, tail_groups
 from autoshard.planner.remedies import remedies
@@ -106,7 +107,10 @@ def search(
     best = min(fitting, key=prices.rank)
     decisions, timeline = prices.known[best]
     return Found(
-        decisions=decisions, timeline=timeline, optimal=_optimal(timeline, profile), num_priced=len(prices.known)
+        decisions=decisions,
+        timeline=timeline,
+        optimal=_optimal(timeline, lower_bound_ns(timeline, profile, question)),
+        num_priced=len(prices.known),
     )
 
 
@@ -158,9 +162,7 @@ def _with_more_kept(analysis: Analysis, chosen: Candidate, prices: _Prices) -> l
     return [more for more in tried if prices.fits(more)]
 
 
-def _optimal(timeline: Timeline, profile: StepProfile) -> Optimal:
-    """The bound: no plan computes less than the captured step does, whatever it communicates."""
-    bound_ns = profile.compute_ns
+def _optimal(timeline: Timeline, bound_ns: int) -> Optimal:
     if timeline.step_ns <= bound_ns:
         return Optimal(status="proved", bound_ns=timeline.step_ns, gap=0.0, space=SPACE)
     gap = round(timeline.step_ns / bound_ns - 1, 6) if bound_ns else -1.0
