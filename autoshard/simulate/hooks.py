@@ -50,14 +50,15 @@ def step_events(
         graph: the model.
         decisions: the plan.
         units: sizes of its units, in its order.
-        profile: of the graph.
+        profile: of the graph, with the plan's recomputing modules.
 
     Raises:
-        RequestError: the plan recomputes modules, or has no root unit, or its root does not run.
+        RequestError: the profile is of other recomputing modules, or the plan has no root unit, or its root does not
+            run.
     """
-    if decisions.recompute:
+    if decisions.recompute != profile.recompute:
         raise RequestError(
-            "recompute", ", ".join(decisions.recompute), "no recompute: its memory and time cannot be projected yet"
+            "recompute", ", ".join(decisions.recompute), f"those of the profile: {', '.join(profile.recompute)}"
         )
     if not decisions.units or decisions.units[-1].modules != ("",):
         raise RequestError("units", decisions.units[-1:], "the root as the last unit")

@@ -5,15 +5,18 @@ position ``p`` lies between the ops ``p - 1`` and ``p``. The whole gradients of 
 under FSDP2 they are freed when they are reduced, so the fold makes them itself from the moments noted here.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from autoshard.cost import op_ns, rates
 from autoshard.errors import GraphError
+from autoshard.hardware import DeviceProfile
 from autoshard.ir import CALLER, LOSS, ModelGraph, ModuleSpan, Moment, OpNode
 from autoshard.ir.tree import Tree
 from autoshard.request import DTYPE_BYTES, Question
+from autoshard.simulate.recompute import recomputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,8 @@ class StepProfile:
         input_bytes: the example inputs.
         buffer_bytes: the model's buffers.
         launch_ns: host time of one kernel.
+        recompute: the modules that recompute, beside those that do so by themselves.
+        recompute_ns: device time of the ops that run forward code again.
     """
 
     num_forward: int
@@ -81,6 +86,8 @@ class StepProfile:
     input_bytes: int
     buffer_bytes: int
     launch_ns: int
+    recompute: tuple[str, ...] = ()
+    recompute_ns: int = 0
 
     @property
     def num_ops(self) -> int:
@@ -93,17 +100,38 @@ class StepProfile:
         return self.elapsed_ns[-1]
 
 
-def profile_step(graph: ModelGraph, question: Question) -> StepProfile:
-    """Profile of a graph on the question's device.
+def profile_step(graph: ModelGraph, question: Question, recompute: Sequence[str] = ()) -> StepProfile:
+    """Profile of a graph on the question's device; the last few are kept.
+
+    Args:
+        graph: a captured step.
+        question: for the device.
+        recompute: FQNs of modules that recompute their activations in backward.
 
     Raises:
         GraphError: the graph has no step (it was made from the module tree alone), or calls regions.
+        RequestError: such a module cannot recompute.
     """
+    modules = tuple(recompute)
+    for known, device, profile in _RECENT:
+        if known is graph and device == question.profile and profile.recompute == modules:
+            return profile
+    profile = _profile(graph, question, modules)
+    _RECENT.append((graph, question.profile, profile))
+    return profile
+
+
+_RECENT: deque[tuple[ModelGraph, DeviceProfile, StepProfile]] = deque(maxlen=8)
+
+
+def _profile(graph: ModelGraph, question: Question, recompute: tuple[str, ...]) -> StepProfile:
     if not graph.regions:
         raise GraphError(("a graph without ops (frontend tree) has no step to simulate",))
     root = graph.root
     if root.calls:
         raise GraphError((f"the root region calls {len(root.calls)} regions; the profile reads flat regions",))
+    graph = recomputed(graph, recompute)
+    root = graph.root
     num_forward = len(root.forward)
     ops = (*root.forward, *root.backward)
     reached = rates(question.profile, graph.compute_dtype)
@@ -133,10 +161,12 @@ def profile_step(graph: ModelGraph, question: Question) -> StepProfile:
         labels=tuple(("the loss" if op.module == LOSS else op.module or "(root)", op.target) for op in ops),
         gradients=gradients,
         runs={module: tuple(found) for module, found in runs.items()},
-        replays=_replays(graph, num_forward, blocks),
+        replays=_replays(graph, num_forward, blocks, recompute),
         input_bytes=_input_bytes(graph),
         buffer_bytes=sum(buffer.nbytes for buffer in graph.buffers),
         launch_ns=reached.launch_ns,
+        recompute=recompute,
+        recompute_ns=sum(op_ns(op, reached) for op in root.backward if op.is_recompute),
     )
 
 
@@ -169,9 +199,13 @@ def _backward_start(graph: ModelGraph, span: ModuleSpan, blocks: list[tuple[int,
 
 
 def _replays(
-    graph: ModelGraph, num_forward: int, blocks: list[tuple[int, int]]
+    graph: ModelGraph, num_forward: int, blocks: list[tuple[int, int]], recompute: tuple[str, ...]
 ) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Where forwards run again: those of recomputing modules and of all inside, never of what contains them."""
     tree = Tree.of(graph)
+    outermost = {node.fqn for node in graph.modules if "checkpointed" in node.traits}
+    outermost |= {tree.canonical(fqn) or fqn for fqn in recompute}
+    again = frozenset().union(*(tree.below(fqn) for fqn in outermost))
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for start, stop in blocks:
         within: dict[str, tuple[int, int]] = {}
@@ -179,7 +213,7 @@ def _replays(
             module = graph.root.backward[index].module
             if module not in tree.nodes:
                 continue
-            for fqn in (module, *tree.above(module)):
+            for fqn in again.intersection((module, *tree.above(module))):
                 within[fqn] = (within.get(fqn, (num_forward + index, 0))[0], num_forward + index + 1)
         for fqn, positions in within.items():
             found[fqn].append(positions)
@@ -224,7 +258,8 @@ def _storages(
 def _cast_inputs(graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]) -> list[tuple[int, int]]:
     """(bytes, last op) of the copies that FSDP2 makes of floating point inputs in another dtype than the compute dtype.
 
-    The trace was made with inputs in the compute dtype; a copy is found again among its inputs by its size.
+    The trace was made with inputs in the compute dtype; a copy is found again among its inputs by its size. The root
+    casts them before it runs, and as its arguments they are held until its forward returns.
     """
     if graph.compute_dtype == "float32":
         return []
@@ -233,11 +268,12 @@ def _cast_inputs(graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]) -
         for storage in op.inputs:
             if graph.root.storages[storage].kind == "input":
                 last_read[graph.root.storages[storage].nbytes] = index
+    returns = max((span.forward[1] - 1 for span in graph.root.spans if not span.module), default=num_forward - 1)
     copies = []
     for tensor in graph.inputs:
         if tensor.dtype.startswith(("float", "bfloat")) and tensor.dtype != graph.compute_dtype:
             nbytes = _numel(tensor.shape) * DTYPE_BYTES[graph.compute_dtype]
-            copies.append((nbytes, last_read.get(nbytes, num_forward - 1)))
+            copies.append((nbytes, max(returns, last_read.get(nbytes, 0))))
     return copies
 
 

@@ -23,14 +23,16 @@ def simulate(
         graph: the captured step, in the compute dtype of the plan.
         decisions: the plan; its mesh and precision count, not those of the question.
         question: for the device and the optimizer.
-        profile: ``profile_step(graph, question)``, if it was made already.
+        profile: ``profile_step(graph, question, decisions.recompute)``, if it was made already; one with another set
+            of recomputing modules is not used.
 
     Raises:
-        RequestError: the plan asks for what cannot be projected (recompute, offload, a mesh of other axes).
+        RequestError: the plan asks for what cannot be projected (offload, a mesh of other axes, a module
+            that cannot recompute).
         GraphError: the graph has no step.
     """
-    if profile is None:
-        profile = profile_step(graph, question)
+    if profile is None or profile.recompute != decisions.recompute:
+        profile = profile_step(graph, question, decisions.recompute)
     setup = _setup(graph, decisions, question, profile)
     first = state = start(setup)
     entries = []

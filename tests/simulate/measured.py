@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -84,6 +85,8 @@ def shard(model: nn.Module, plan: Decisions) -> None:
     mesh = init_device_mesh("cpu", tuple(axis.size for axis in plan.mesh), mesh_dim_names=names)
     dtype = {"same": None, "bfloat16": torch.bfloat16, "float32": torch.float32}
     policy = MixedPrecisionPolicy(param_dtype=dtype[plan.precision.param], reduce_dtype=dtype[plan.precision.reduce])
+    for fqn in plan.recompute:
+        checkpoint(model.get_submodule(fqn))
     params = dict(model.named_parameters())
     replicated = {params[key] for key in plan.replicated}
     for unit in plan.units:

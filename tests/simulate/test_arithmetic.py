@@ -233,11 +233,6 @@ class TestClocks:
 class TestRefusals:
     GRAPH = build(chain(10, 14))
 
-    def test_recompute(self) -> None:
-        with pytest.raises(RequestError) as caught:
-            _simulate(self.GRAPH, decisions(("0",), recompute=("0",)))
-        assert caught.value.field == "recompute"
-
     def test_offload(self) -> None:
         with pytest.raises(RequestError, match="offload"):
             _simulate(self.GRAPH, decisions(("0",), offload="cpu"))

@@ -11,7 +11,7 @@ from autoshard.plan import Decisions
 from autoshard.request import Request, resolve
 from autoshard.simulate import simulate
 from tests.simulate.measured import decisions, measure
-from tests.simulate.models import Chain, Mlp, Outer, floats, mean_square
+from tests.simulate.models import HIDDEN, Chain, Mlp, Outer, mean_square
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +46,20 @@ def _plan(seed: int) -> Decisions:
         shards=rng.choice((2, 8, 64)),
         replicas=rng.choice((1, 1, 2)),
         root_reshard=rng.random() < 0.3,
+        recompute=_recompute(rng, named, units),
         **rng.choice(({}, {"param": "bfloat16", "reduce": "float32"}, {"param": "bfloat16"})),
     )
+
+
+def _recompute(rng: random.Random, named: list[str], units: list[tuple[tuple[str, ...], bool]]) -> tuple[str, ...]:
+    """Modules that recompute, none inside another and no unit inside one of them."""
+    chosen: list[str] = []
+    members = [module for modules, _ in units for module in modules]
+    for fqn in named:
+        below = f"{fqn}."
+        if not any(name.startswith(below) for name in [*members, *chosen]) and rng.random() < 0.4:
+            chosen.append(fqn)
+    return tuple(chosen)
 
 
 def _post_order(path: str, module: nn.Module) -> list[str]:
@@ -60,13 +72,15 @@ def _post_order(path: str, module: nn.Module) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("tokens", [3, 307])
 @pytest.mark.parametrize("seed", range(16))
-def test_random_tree(seed: int) -> None:
+def test_random_tree(seed: int, tokens: int) -> None:
     torch.manual_seed(0)
     plan = _plan(seed)
-    measured = measure(lambda: _model(seed), plan, floats(), mean_square, "adamw")
+    inputs = (torch.ones(tokens, HIDDEN),)
+    measured = measure(lambda: _model(seed), plan, inputs, mean_square, "adamw")
     dtype = "float32" if plan.precision.param == "same" else plan.precision.param
-    graph = capture(_model(seed), (floats(), {}), loss=mean_square, compute_dtype=dtype, device_kind="cpu")
+    graph = capture(_model(seed), (inputs, {}), loss=mean_square, compute_dtype=dtype, device_kind="cpu")
     timeline = simulate(graph, plan, resolve(Request(device="cpu", devices=plan.num_devices)))
     assert [(c.kind, c.num_bytes, c.dtype) for c in timeline.collectives()] == list(measured.collectives)
     assert timeline.steady_bytes == measured.steady

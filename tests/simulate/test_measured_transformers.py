@@ -51,6 +51,7 @@ def _checkpointed(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 
 LLAMA_LAYERS = tuple((f"model.layers.{index}",) for index in range(3))
+LAYER_NAMES = tuple(layer[0] for layer in LLAMA_LAYERS)
 LLAMA = (("model.embed_tokens",), *LLAMA_LAYERS, (("model.norm", "lm_head"), False))
 PARTS = (
     ("model.embed_tokens",),
@@ -75,6 +76,11 @@ CASES = {
     "llama that recomputes, root only": (_checkpointed(_llama), decisions(**BF16)),
     "llama that recomputes, units inside": (_checkpointed(_llama), decisions(*PARTS)),
     "gpt2 that recomputes": (_checkpointed(_gpt2), decisions(*GPT2_LAYERS, **BF16)),
+    "llama, recompute": (_llama, decisions(*LLAMA, recompute=LAYER_NAMES)),
+    "llama, recompute, bf16": (_llama, decisions(*LLAMA, recompute=LAYER_NAMES, **BF16)),
+    "llama, recompute every other, root only": (_llama, decisions(recompute=LAYER_NAMES[::2], **BF16)),
+    "llama, recompute the mlp": (_llama, decisions(*LLAMA, recompute=tuple(f"{name}.mlp" for name in LAYER_NAMES))),
+    "gpt2, recompute": (_gpt2, decisions(*GPT2_LAYERS, recompute=tuple(layer[0] for layer in GPT2_LAYERS), **BF16)),
     "llama replicas": (_llama, decisions(*LLAMA, shards=4, replicas=2, **BF16)),
     "gpt2 layers and root": (_gpt2, decisions(*GPT2_LAYERS, **BF16)),
     "gpt2 tied list": (
@@ -85,9 +91,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transformers(name: str) -> None:
+@pytest.mark.parametrize("tokens", [17, 31])
+def test_transformers(name: str, tokens: int) -> None:
     build, plan = CASES[name]
-    ids = torch.arange(17).reshape(1, 17)
+    ids = torch.arange(17 * tokens).reshape(17, tokens) % 997 if tokens == 31 else torch.arange(17).reshape(1, 17)
     keywords = {"input_ids": ids, "labels": ids.clone()}
 
     def loss(output: Any) -> torch.Tensor:
