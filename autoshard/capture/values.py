@@ -7,6 +7,7 @@ selected, a bool is true, a number is 1. A single random number (a coin, as for 
 nothing is NaN or infinite.
 """
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -20,14 +21,16 @@ aten = torch.ops.aten
 
 MAX_INT_NUMEL = 1 << 20
 """Integer and bool tensors up to this size keep their value."""
-MAX_FLOAT_NUMEL = 4096
+MAX_FLOAT_NUMEL = 1 << 20
 """Floating point results of integer computations up to this size keep theirs."""
 
 FACTORIES = {
     aten.arange.default, aten.arange.start, aten.arange.start_step, aten.full.default, aten.zeros.default,
     aten.ones.default, aten.scalar_tensor.default, aten.tril_indices.default, aten.triu_indices.default,
-    aten.linspace.default, aten.eye.default, aten.eye.m,
+    aten.linspace.default, aten.eye.default, aten.eye.m, aten.empty.memory_format,
 }  # fmt: skip
+SIZED = {aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format}
+"""Factories whose first argument is the shape: what is too large to keep is not made."""
 COINS = {"rand", "rand_like", "uniform_", "uniform"}
 NEVER_TRUE = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
 
@@ -100,10 +103,14 @@ class Values:
     def evaluate(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The op's result on the known values; ``None`` if it fails on them or is too large to keep."""
         kwargs = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") is not None else kwargs
+        if func in SIZED and math.prod(args[0]) > MAX_INT_NUMEL:
+            return None
         args, kwargs = tree_map_only(FakeTensor, self.get, (args, kwargs))
         try:
             with _disable_current_modes(), torch.no_grad():
                 result = func(*args, **kwargs)
+                if func is aten.empty.memory_format:
+                    result.zero_()  # any value is as good, but the same in every run
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             return None
         return result if all(_is_small(leaf) for leaf in tree_leaves(result)) else None
