@@ -27,6 +27,8 @@ AUTO_CLASSES = (
     "AutoModelForImageClassification", "AutoModelForMaskedLM", "AutoModel",
 )  # fmt: skip
 """Auto classes in the order in which they are tried."""
+PORTABLE = ("sdpa", "eager")
+"""Implementations of attention that a step can be captured with on any machine."""
 TRUST = "custom code runs only with --trust-remote-code; read it first"
 WRITE_A_FILE = "write a model file with build_model() and example_inputs(), and plan that"
 
@@ -78,18 +80,20 @@ def build(source: str, config: Any, model_class: type, assumed: tuple[str, ...] 
     Raises:
         ModelLoadError: the constructor fails.
     """
+    notes: list[str] = []
     for inner in sub_configs(config):
         if getattr(inner, "use_cache", None):
             inner.use_cache = False
-    attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+        if getattr(inner, "_attn_implementation", None) not in (None, *PORTABLE):
+            notes.append(f"attention=sdpa ({inner._attn_implementation} runs on a GPU only)")
+            inner._attn_implementation = None  # each part of the model then takes sdpa if it has it
     stored = getattr(config, "dtype", None)
-    notes = [f"attention={attention} ({'fused' if attention == 'sdpa' else 'the only one that the class has'})"]
     if stored not in (None, torch.float32, "float32"):
         notes.append(f"parameters=float32 (the configuration names {str(stored).removeprefix('torch.')})")
     if getattr(config, "quantization_config", None) is not None:
         notes.append("quantization=none (the configuration's is not applied)")
     try:
-        model = _construct(model_class, config, attention)
+        model = _construct(model_class, config)
     except ImportError as error:
         raise ModelLoadError(
             source, f"{model_class.__name__} needs a package: {_first_line(error)}", "install it in this environment"
@@ -107,7 +111,9 @@ def build(source: str, config: Any, model_class: type, assumed: tuple[str, ...] 
             f"correct the configuration, or {WRITE_A_FILE}",
         ) from error
     model.train()
-    return Built(model=model, assumed=(*assumed, *notes))
+    if not notes or not notes[0].startswith("attention="):
+        notes.insert(0, f"attention={getattr(config, '_attn_implementation', None) or 'eager'} (default)")
+    return Built(model=model, assumed=(*assumed, *dict.fromkeys(notes)))
 
 
 @contextmanager
@@ -222,9 +228,9 @@ def _custom_class(spec: str, config: Any, reference: str) -> type:
     return found
 
 
-def _construct(model_class: type, config: Any, attention: str) -> nn.Module:
+def _construct(model_class: type, config: Any) -> nn.Module:
     def make() -> nn.Module:
-        return model_class._from_config(config, attn_implementation=attention, dtype=torch.float32)  # type: ignore[attr-defined]
+        return model_class._from_config(config, dtype=torch.float32)  # type: ignore[attr-defined]
 
     try:
         with torch.device("meta"):

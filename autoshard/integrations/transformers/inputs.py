@@ -74,7 +74,7 @@ def make_inputs(
         config=inner.config,
         class_name=type(inner).__name__,
         params=frozenset(required | optional),
-        sizes=read_sizes(inner.config, batch, seq, image_size),
+        sizes=read_sizes(inner.config, batch, seq, image_size, _first_widths(inner)),
     )
     unknown = sorted(required - MAKERS.keys() - IF_NEEDED.keys())
     if unknown:
@@ -102,6 +102,17 @@ def _arguments(model: Any) -> tuple[set[str], set[str]]:
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             (required if parameter.default is parameter.empty else optional).add(name)
     return required, optional
+
+
+def _first_widths(model: nn.Module) -> tuple[int, ...]:
+    """What the first layer of the model and the first one of its part for sounds take."""
+    found: dict[int, None] = {}
+    for part in ("", "audio", "speech"):
+        below = (module for name, module in model.named_modules() if part in name)
+        first = next((module for module in below if isinstance(module, nn.Linear | nn.Conv1d)), None)
+        if first is not None:
+            found.setdefault(first.in_features if isinstance(first, nn.Linear) else first.in_channels)
+    return tuple(found) or (80,)
 
 
 def _fitting(

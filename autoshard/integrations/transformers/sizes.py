@@ -65,7 +65,9 @@ class Sizes:
     assumed: dict[str, str]
 
 
-def read_sizes(config: Any, batch: int | None, seq: int | None, image_size: int | None) -> Sizes:
+def read_sizes(
+    config: Any, batch: int | None, seq: int | None, image_size: int | None, widths: tuple[int, ...] = ()
+) -> Sizes:
     """The sizes for a configuration.
 
     Args:
@@ -73,6 +75,7 @@ def read_sizes(config: Any, batch: int | None, seq: int | None, image_size: int 
         batch: number of samples, if it was given.
         seq: tokens of a text, if it was given.
         image_size: edge of an image in pixels, if it was given.
+        widths: features that the first layers of the model take, for where the configuration does not tell.
     """
     text = list(parts(config, TEXT_PARTS))
     vision = [*parts(config, VISION_PARTS), *sub_configs(config)]
@@ -110,7 +113,7 @@ def read_sizes(config: Any, batch: int | None, seq: int | None, image_size: int 
         patch=patch,
         temporal_patch=temporal_patch,
         merge=merge,
-        mels=tuple(dict.fromkeys(n for name in MEL_NAMES if (n := number(audio, name)))) or (80,),
+        mels=tuple(dict.fromkeys([*(n for name in MEL_NAMES if (n := number(audio, name))), *widths])),
         mel_frames=min(mel_frames, 3000),
         samples=16000,
         classes=number(config, "num_labels") or 2,
