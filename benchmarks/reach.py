@@ -7,8 +7,8 @@ Each is planned for 8 devices of 80 GB in bf16 and the plan is verified.
 
 A plan counts as sound if it was made from a traced step, no rule is broken, and of the parameters that may stand below
 the root the root unit has at most a quarter of all; where the rest is more (an embedding that is tied to the head, at
-four layers) its parameters are named. Models for which 8 devices are too few are planned for 64. Refused rightly means
-that autoshard said before any work that FSDP2 cannot shard the model, with a diagnostic.
+four layers) its parameters are named. Models for which 8 devices are too few are planned for more. Refused rightly
+means that autoshard said before any work that FSDP2 cannot shard the model, with a diagnostic.
 
 One process for each model, so that one model's memory, time or crash is its own affair. Results are lines of JSON in
 ``build/reach.jsonl``; what stands there is not run again.
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "reach.jsonl"
 LAYERS = 4
 SEQ = 128
-DEVICE, DEVICES, MORE_DEVICES = "h100-80gb", 8, 64
+DEVICE, DEVICES = "h100-80gb", (8, 64, 512)
 LIMIT_S = 240
 LIMIT_GIB = 7
 ROOT_SHARE = 0.25
@@ -198,10 +198,13 @@ def planned(kind: str, cls: str, stage: Callable[[str], None], *, dry_run: bool)
             model, made.pair, loss=None, entry="forward", request=request, progress=stage, assumed=made.assumed
         )
 
-    try:
-        result = plan(DEVICES)
-    except InfeasibleBudgetError:
-        result = plan(MORE_DEVICES)
+    for devices in DEVICES:
+        try:
+            result = plan(devices)
+            break
+        except InfeasibleBudgetError:
+            if devices == DEVICES[-1]:
+                raise
     if dry_run:
         stage("dry run")
         verify_by_dry_run(model, made.pair, result)

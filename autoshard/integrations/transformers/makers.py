@@ -5,6 +5,7 @@ which one runs. It returns none where the argument is better left out. Values ar
 (token ids, grids, masks) and of no meaning elsewhere.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,7 +130,8 @@ def _pixel_values(wanted: Wanted) -> list[Form]:
         return [image, flat, several, torch.zeros(s.batch, s.channels, s.patch, rows * columns * s.patch)]
     if any(hasattr(inner, "num_frames") for inner in sub_configs(wanted.config)):
         return [video, image]
-    return [image, several, several.expand(-1, 2, -1, -1, -1).contiguous()]
+    patches = torch.zeros(math.prod(_grid(s)) * s.batch, s.channels * s.patch**2)
+    return [image, several, several.expand(-1, 2, -1, -1, -1).contiguous(), patches]
 
 
 def _video(wanted: Wanted) -> list[Form]:
@@ -224,7 +226,9 @@ def _boxes(wanted: Wanted) -> list[Form]:
 
 def _labels(wanted: Wanted) -> list[Form]:
     s = wanted.sizes
-    if wanted.is_task("CausalLM", "LMHead", "MaskedLM", "TokenClassification"):
+    if wanted.is_task("TokenClassification"):
+        return [torch.zeros_like(text_tokens(wanted))]
+    if wanted.is_task("CausalLM", "LMHead", "MaskedLM"):
         return [text_tokens(wanted)]
     if wanted.is_task("ForConditionalGeneration", "ForVisionText2Text", "EncoderDecoderModel", "Seq2Seq"):
         return [ordinary_tokens(wanted, s.seq) if is_encoder_decoder(wanted) else text_tokens(wanted)]
@@ -324,7 +328,6 @@ MAKERS: dict[str, Maker] = {
     "high_res_pixel_values": lambda wanted: [torch.zeros(wanted.sizes.batch, wanted.sizes.channels, 1024, 1024)],
     "image_grid_thw": _grid_thw,
     "grid_thw": _grid_thw,
-    "image_sizes": _image_sizes,
     "flattened_patches": _flattened_patches,
     "mm_token_type_ids": lambda wanted: [placeholder_kinds(wanted)],
     "moe_mm_token_type_ids": lambda wanted: [placeholder_kinds(wanted)],
@@ -351,6 +354,7 @@ MAKERS: dict[str, Maker] = {
 IF_NEEDED: dict[str, Maker] = {
     "attention_mask": _attention_mask,
     "token_type_ids": _like_text(0),
+    "image_sizes": _image_sizes,
     "hidden_states": _patches,
     "target_sizes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
     "spatial_shapes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
