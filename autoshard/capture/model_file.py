@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from autoshard.capture.gpu_only import CODE, remedy_without_gpu
 from autoshard.capture.inputs import EXPECTED, Pair, read_pairs
 from autoshard.errors import ModelLoadError, RequestError
 
@@ -135,11 +136,8 @@ def user_code(source: str, path: str, what: str) -> Iterator[None]:
         line = error.lineno if _is_same(error.filename, path) else user_line(error, path)
         raise ModelLoadError(source, f"syntax error{where}: {error.msg}", "correct the syntax", line or 0) from error
     except ImportError as error:
-        raise ModelLoadError(
-            source,
-            f"{what}: {type(error).__name__}: {error}",
-            "install what is missing in this environment, or correct the import",
-            user_line(error, path),
+        raise _load_error(
+            source, path, what, error, "install what is missing in this environment, or correct the import"
         ) from error
     except SystemExit as error:
         raise ModelLoadError(
@@ -149,12 +147,18 @@ def user_code(source: str, path: str, what: str) -> Iterator[None]:
             user_line(error, path),
         ) from error
     except Exception as error:
-        raise ModelLoadError(
-            source,
-            f"{what}: {type(error).__name__}: {error}",
-            "correct the code at that line; it has to run without arguments",
-            user_line(error, path),
+        raise _load_error(
+            source, path, what, error, "correct the code at that line; it has to run without arguments"
         ) from error
+
+
+def _load_error(source: str, path: str, what: str, error: Exception, remedy: str) -> ModelLoadError:
+    reason = f"{what}: {type(error).__name__}: {error}"
+    found = remedy_without_gpu(error)
+    if found is not None:
+        needed, remedy = found
+        reason += f"\n  {CODE}: {needed}, and there is none here"
+    return ModelLoadError(source, reason, remedy, user_line(error, path))
 
 
 def user_line(error: BaseException, path: str) -> int:

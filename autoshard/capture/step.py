@@ -20,6 +20,7 @@ from torch import nn
 
 from autoshard.capture.attention import TargetFunctions
 from autoshard.capture.fake import FakeMode, FakeModel
+from autoshard.capture.gpu_only import CODE, remedy_without_gpu
 from autoshard.capture.inputs import Pair, fake_pair
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
@@ -197,6 +198,11 @@ def _errors(stack: ModuleStack, log: StorageLog) -> Iterator[None]:
         fqn = getattr(error, FAILED, None)
         where = fqn or "(root)"
         reason = f"{type(error).__name__}: {error}{_user_line(error)}"
+        needs_gpu = remedy_without_gpu(error)
+        if needs_gpu is not None:
+            raise CaptureError(
+                where, f"{reason}; {CODE}: {needs_gpu[0]}, and there is none here", needs_gpu[1]
+            ) from error
         if log.phase == "backward":
             raise CaptureError(
                 where, f"the backward failed: {reason}", "check that loss.backward() works on a real batch"
