@@ -10,6 +10,7 @@ import pytest
 from autoshard.cli.exits import EXIT_CODES
 from autoshard.cli.parser import make_parser
 from autoshard.plan import save_plan
+from tests.cli.test_measure import measured
 from tests.plans import small_plan
 
 ROOT = Path(__file__).parent.parent.parent
@@ -51,6 +52,7 @@ def test_exit_codes() -> None:
 def test_commands_of_the_page_run(command: str, cli, pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_plan(small_plan(), "plan.json")
+    monkeypatch.setattr("autoshard.cli.measure.measure_model_file", measured)
     done = cli(*shlex.split(command)[1:])
     assert (done.code, done.err) == (0, "")
     assert done.out
