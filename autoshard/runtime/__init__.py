@@ -13,12 +13,13 @@ from autoshard.runtime.apply import apply
 from autoshard.runtime.buffers import lost_buffers, warn_of_lost
 from autoshard.runtime.collectives import record_collectives
 from autoshard.runtime.confirm import confirm
+from autoshard.runtime.dryrun import dry_run
 from autoshard.runtime.dtypes import mixed_precision
 from autoshard.runtime.match import match, warn_of_size
 from autoshard.runtime.measure import Meter, measure
 from autoshard.runtime.mesh import make_mesh
 
-__all__ = ["Meter", "apply_plan", "measure", "record_collectives"]
+__all__ = ["Meter", "apply_plan", "dry_run", "measure", "record_collectives"]
 
 
 def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None) -> nn.Module:

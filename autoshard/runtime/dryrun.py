@@ -86,8 +86,9 @@ def dry_run(
     if found:
         return condense(found)
     entry = plan.entry if entry is None else entry
-    if entry != "forward":
-        read_tree(model, entry)
+    if not callable(getattr(model, entry, None)):
+        what = f"it is to run the step, but {type(model).__name__} has no such method"
+        return condense([Finding("AS401", "error", entry, what, "correct the entry of the plan")])
     for pair in pairs:
         expected = trained
         if expected is None:
@@ -109,9 +110,7 @@ class _Rehearsal:
         self._values = Values()
         self._found: list[Finding] = []
 
-    def run(
-        self, pair: Pair, loss: Callable[[Any], Any] | None, entry: str, trained: Collection[str]
-    ) -> list[Finding]:
+    def run(self, pair: Pair, loss: Callable[[Any], Any] | None, entry: str, trained: Collection[str]) -> list[Finding]:
         """Findings of one step on one pair of inputs."""
         mode, model = FakeMode(), self._model
         with (
@@ -188,7 +187,16 @@ class _Rehearsal:
             if where is None:
                 where = reads.last_module if phase == "backward" else ""
             message = f"the {phase} raises {type(error).__name__}: {_first_line(str(error))}"
-            self._found.append(Finding("AS402", "error", where or "(root)", message, _remedy(str(error))))
+            remedy = ""
+            if "mixed torch.Tensor and DTensor" in str(error):
+                message, remedy = (
+                    reads.of_sharded(phase) or message,
+                    "let the module that reads it, or an ancestor, own it",
+                )
+            elif "_chunk_cat expects non-empty" in str(error):
+                empty = [key for key, param in self._tree.params.items() if not param.param.numel()]
+                remedy = f"list parameters without elements as replicated: {', '.join(empty)}"
+            self._found.append(Finding("AS402", "error", where or "(root)", message, remedy))
             return False
         return True
 
@@ -204,7 +212,7 @@ class _Rehearsal:
             expects = [key for key in unit.keys if key in trained]
             if not unit.keys or unit in freed:
                 continue
-            if not unit.is_sharded:
+            if not unit.is_sharded or (expects and not watch.num_pre_backwards):
                 told.update(unit.keys)
                 self._found.append(_never_reduced(unit, self._stack, bool(expects)))
             elif unit.num_forwards == 0:
@@ -215,10 +223,12 @@ class _Rehearsal:
         params = dict(self._model.named_parameters())
         for key in self._tree.params:
             param = params[key]
+            if key in told:
+                continue
             if not isinstance(param, DTensor) and key not in self._plan.replicated:
                 message = "neither sharded nor replicated: each rank would train a copy of its own"
                 self._found.append(Finding("AS405", "error", key, message))
-            elif key in trained and key not in told and param.grad is None:
+            elif key in trained and param.grad is None:
                 message = "it gets a gradient in the unsharded model and none in the sharded one"
                 remedy = "look for an alias of it that was made before it was sharded, such as self.cache = [self.w]"
                 self._found.append(Finding("AS405", "error", key, message, remedy))
@@ -231,6 +241,7 @@ class _Reads(TorchDispatchMode):
         super().__init__()
         self._stack, self._log, self._values, self._watch = stack, log, values, watch
         self._freed: dict[UnitRecord, tuple[str, str, torch.Size, str]] = {}
+        self._sharded = ""
         self.last_module = ""
 
     @classmethod
@@ -245,6 +256,8 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op."""
         if any(issubclass(one, DTensor) for one in types):
+            known = next(filter(None, map(self._watch.owner, tensors_of(args, kwargs or {}))), None)
+            self._sharded = self._sharded if known is None else f"{known[1]} of unit {known[0].name}"
             return NotImplemented  # DTensor splits the op first; its local ops come back here
         with torch._C.DisableTorchFunction():
             if func.namespace == "prim":
@@ -262,11 +275,17 @@ class _Reads(TorchDispatchMode):
             unit, key = known
             self._freed.setdefault(unit, (self._log.phase, key, tensor.shape, module))
 
+    def of_sharded(self, phase: str) -> str:
+        """That the sharded parameter which an op met last was read; empty if there was none."""
+        return f"the {phase} reads {self._sharded} while no forward of that unit runs" if self._sharded else ""
+
     def findings(self) -> Iterable[Finding]:
         """One for each unit."""
         for unit, (phase, key, shape, module) in self._freed.items():
             cause = _cause(unit, self._stack, phase)
-            message = f"the {phase} of {module or '(root)'} reads {key} {list(shape)} after its unit was resharded: {cause}"
+            message = (
+                f"the {phase} of {module or '(root)'} reads {key} {list(shape)} after its unit was resharded: {cause}"
+            )
             yield Finding("AS403", "error", unit.name, message, _REMEDY_FREED, cause=cause)
 
 
@@ -283,12 +302,19 @@ def _cause(unit: UnitRecord, stack: ModuleStack, phase: str) -> str:
         return f"its result holds a {opaque}, into which FSDP2 does not look"
     if unit.pre_backward_at is None and any(span.output_is_view for span in spans):
         return "its result is a view that was changed in place, which drops FSDP2's hook"
+    if len(unit.modules) > 1 and unit.pre_backward_at is None:
+        return f"{spans[-1].module}, which runs last of its modules, does not reach the loss"
     return "backward enters it through a tensor that is not in its result (kept on a module, put into a list)"
 
 
 def _never_reduced(unit: UnitRecord, stack: ModuleStack, expects: bool) -> Finding:
-    message = "it is still unsharded after backward"
-    message += ", so its gradients are never reduced and each rank would train on its own" if expects else ""
+    """Backward went by without FSDP2: no result of any unit had a hook."""
+    message = (
+        "no hook of FSDP2 ran in backward, so the unit is not reduced"
+        if unit.is_sharded
+        else ("it is still unsharded after backward")
+    )
+    message += ": each rank would train on its own gradients, or on none" if expects else ""
     cause = next((s.opaque for s in stack.spans if s.module in unit.modules and s.opaque), "")
     if cause:
         message += f"; its result holds a {cause}, into which FSDP2 does not look"
@@ -298,22 +324,20 @@ def _never_reduced(unit: UnitRecord, stack: ModuleStack, expects: bool) -> Findi
 
 def _late(unit: UnitRecord, watch: UnitWatch) -> Iterable[Finding]:
     """A unit that is freed at the end of backward although others came after it."""
-    first = watch.num_pre_backwards if unit.pre_backward_at is None else unit.pre_backward_at + 1
-    others = watch.num_pre_backwards - first
-    if others <= 0 or not unit.trains:
+    if unit.pre_backward_at is None or not unit.trains:
+        return
+    others = sum(
+        other.pre_backward_at is not None and other.pre_backward_at > unit.pre_backward_at and not other.contains(unit)
+        for other in watch.units
+    )
+    if not others:
         return
     size = format_bytes(unit.num_unsharded_bytes)
     message = (
-        f"no tensor input of it needs a gradient, so it stays unsharded ({size}, and as much of gradients) to the end of "
-        f"backward, while {others} more units run theirs"
+        f"none of its inputs that FSDP2 sees needs a gradient, so it stays unsharded ({size}, and as much of "
+        f"gradients) to the end of backward, while {others} more run theirs"
     )
     yield Finding("AS406", "note", unit.name, message, cause="late")
-
-
-def _remedy(text: str) -> str:
-    if "mixed torch.Tensor and DTensor" in text:
-        return "a parameter is read while no forward of its unit runs: let the module that reads it own it"
-    return ""
 
 
 def _first_line(text: str) -> str:

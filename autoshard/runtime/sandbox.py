@@ -5,6 +5,7 @@ beside its parameters and attributes (which ``capture`` swaps and restores) is u
 modules, and it remembers each module in a table of its own.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,11 +45,13 @@ def fake_mesh(plan: Decisions, world: int | None = None) -> Iterator[DeviceMesh]
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     num_devices = plan.num_devices if world is None else world
+    told_by = sys.excepthook  # which torch wraps, to name the rank in tracebacks
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_devices)
     try:
         yield init_device_mesh("cpu", shape, mesh_dim_names=tuple(axis.name for axis in plan.mesh))
     finally:
         dist.destroy_process_group()
+        sys.excepthook = told_by
 
 
 @contextmanager

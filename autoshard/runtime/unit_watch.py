@@ -52,12 +52,21 @@ class UnitRecord:
         """Bytes of its parameters as they are gathered, without padding."""
         return sum(_gathered_bytes(param) for param in self._params.values())
 
+    def contains(self, other: "UnitRecord") -> bool:
+        """A module of the other unit stands inside a module of this one, by their paths."""
+        outer = [fqn.split(".") if fqn else [] for fqn in self.modules]
+        return any(fqn.split(".")[: len(path)] == path for fqn in other.modules for path in outer)
+
     def key_at(self, storage: int) -> str | None:
         """Key of the parameter whose unsharded values live in a storage, by the storage's address."""
         for key, param in self._params.items():
             if any(part.untyped_storage()._cdata == storage for part in param.all_gather_outputs):
                 return key
         return None
+
+    def key_of(self, tensor: torch.Tensor) -> str | None:
+        """Key of the parameter of which a tensor is the sharded form."""
+        return next((key for key, param in self._params.items() if param.sharded_param is tensor), None)
 
 
 class UnitWatch:
@@ -100,6 +109,11 @@ class UnitWatch:
             if key is not None:
                 return unit, key
         return None
+
+    def owner(self, tensor: torch.Tensor) -> tuple[UnitRecord, str] | None:
+        """The unit and the parameter of which a tensor is the sharded form."""
+        found = ((unit, unit.key_of(tensor)) for unit in self.units)
+        return next(((unit, key) for unit, key in found if key is not None), None)
 
     def _watch_group(self, group: Any, record: UnitRecord) -> None:
         pre_forward, pre_backward, post_backward = group.pre_forward, group.pre_backward, group.post_backward
