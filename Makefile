@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach clean
+.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -54,6 +54,9 @@ bench-parity: $(VENV)/.installed-dev  ## train one model in five ways and compar
 
 bench-reach: $(VENV)/.installed-dev  ## plan every architecture of transformers, print counts and failures
 	$(BIN)/python benchmarks/reach.py
+
+bench-memory: $(VENV)/.installed-dev  ## train models in many configurations, projected beside measured bytes
+	$(BIN)/python benchmarks/memory.py
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
