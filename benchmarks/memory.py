@@ -8,8 +8,8 @@ largest measured peak of the step.
 
 Beside it, in one configuration, stands torch's ``FSDPMemTracker`` on the same work: around the first step of a process
 (cold: the optimizer's state is not there at first, and the temporaries of DTensor's sharding propagation are counted as
-if they had memory) and around the second one (warmed). Not covered: gradient accumulation, and whatever only a device has (its
-kernels, fused optimizers, allocator).
+if they had memory) and around the second one (warmed). Not covered: gradient accumulation, and whatever only a device
+has (its kernels, fused optimizers, allocator).
 
 Every model has a process of its own. Results are lines of JSON in ``build/memory.jsonl``; each run begins anew.
 """

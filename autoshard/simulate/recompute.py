@@ -235,15 +235,14 @@ class _Rewriting:
         """The region, rewritten."""
         self._rewrite_storages()
         backward: list[OpNode] = []
-        done = 0
-        for number in self.in_order:
-            part = self.parts[number]
-            backward += self.root.backward[done : part.start]
-            backward += self._again(number)
-            done = part.start
-        backward += self.root.backward[done:]
-        for number, part in enumerate(self.parts):
-            backward = self._read_copies(backward, number, part)
+        waiting = list(self.in_order)
+        for index, op in enumerate(self.root.backward):
+            while waiting and self.parts[waiting[0]].start == index:
+                backward += self._again(waiting.pop(0))
+            owner = self.part_of_op[index]
+            if owner != _KEPT and not self.copies[owner].keys().isdisjoint(op.inputs):
+                op = replace(op, inputs=_renamed(op.inputs, self.copies[owner]))
+            backward.append(op)
         return replace(
             self.root,
             backward=tuple(backward),
@@ -317,7 +316,18 @@ class _Rewriting:
         if held >= 0 and dies != CALLER and storage.born.phase != "backward":
             before = dies.index if dies.phase == "backward" else -1
             dies = Moment(phase="backward", index=max(held, before))
-        return _living(storage, storage.born, self._moved(dies), self._moved(storage.born))
+        if storage.born.phase != "backward" and dies == storage.dies and dies.phase != "backward":
+            return storage
+        kind = storage.kind
+        if kind in ("activation", "temporary") and dies != CALLER:
+            kind = "temporary" if storage.born.phase == dies.phase else "activation"
+        return StorageInfo(
+            nbytes=storage.nbytes,
+            born=self._moved(storage.born),
+            dies=self._moved(dies),
+            kind=kind,
+            param=storage.param,
+        )
 
     def _second_life(self, index: int, storage: StorageInfo, home: int, reads: dict[int, int]) -> StorageInfo:
         """The same storage as the second run makes it."""
@@ -346,20 +356,8 @@ class _Rewriting:
     def _again(self, number: int) -> Iterator[OpNode]:
         part, copies = self.parts[number], self.copies[number]
         for op in self.root.forward[part.forward[0] : part.stop]:
-            yield replace(
-                op, inputs=_renamed(op.inputs, copies), outputs=_renamed(op.outputs, copies), is_recompute=True
-            )
-
-    def _read_copies(self, backward: list[OpNode], number: int, part: _Part) -> list[OpNode]:
-        """The part's own backward ops read what was made anew."""
-        copies = self.copies[number]
-        for index, owner in enumerate(self.part_of_op):
-            if owner == number:
-                at = self.moved_op[index]
-                op = backward[at]
-                if not copies.keys().isdisjoint(op.inputs):
-                    backward[at] = replace(op, inputs=_renamed(op.inputs, copies))
-        return backward
+            inputs, outputs = _renamed(op.inputs, copies), _renamed(op.outputs, copies)
+            yield replace(op, inputs=inputs, outputs=outputs, is_recompute=True)
 
     def _span(self, span: ModuleSpan) -> ModuleSpan:
         """A span's backward, moved; inside a part it begins with what runs again."""
@@ -376,13 +374,6 @@ class _Rewriting:
             elif part.start == first:
                 start = min(start, self.offsets[number])
         return replace(span, backward=(start, end))
-
-
-def _living(storage: StorageInfo, born: Moment, dies: Moment, new_born: Moment) -> StorageInfo:
-    kind = storage.kind
-    if kind in ("activation", "temporary") and dies != CALLER:
-        kind = "temporary" if new_born.phase == dies.phase else "activation"
-    return replace(storage, born=new_born, dies=dies, kind=kind)
 
 
 def _touches(op: OpNode, storage: int) -> bool:
