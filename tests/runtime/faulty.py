@@ -1,10 +1,13 @@
 """Models with one fault each: a plan of the obvious units fails or trains wrongly. One width, so that ops fit."""
 
+import time
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 WIDTH = 64
 
@@ -232,6 +235,63 @@ class Fork(nn.Module):
 
     def forward(self, x: Tensor, is_left: bool) -> Tensor:
         return self.left(x) if is_left else self.right(x)
+
+
+class UnevenFork(Fork):
+    """Its two ways have parameters of different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = nn.Linear(WIDTH, WIDTH)
+
+
+class Waiting(nn.Module):
+    """One of two ranks stands still in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Pair(), WaitingPair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.right(self.left(x))
+
+
+class WaitingPair(Pair):
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self, FSDPModule):  # not in the reference
+            time.sleep(1000 * dist.get_rank())
+        return super().forward(x)
+
+
+class Dropping(nn.Module):
+    """Draws random numbers and keeps statistics of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x))
+
+
+class Remembering(nn.Module):
+    """Writes to its weight in forward; nothing is raised where that is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = Shrinking(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.linear(x))
+
+
+class Shrinking(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.data.mul_(0.5)
+        return super().forward(x)
 
 
 class Stack(nn.Module):
