@@ -45,6 +45,7 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
         _move(matched.replicated.values(), mesh)
         options["ignored_params"] = set(matched.replicated.values())
     for unit, modules, owned in zip(plan.units, matched.units, matched.owned, strict=True):
+        classes = [type(module) for module in modules]
         target = list(modules) if len(modules) > 1 else modules[0]
         _guarded(
             unit.modules,
@@ -55,6 +56,8 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
             shard_placement_fn=_placement(unit, owned),
             **options,
         )
+        for module, original in zip(modules, classes, strict=True):
+            _keep_type_name(type(module), original)
     for fqn, name in registered_methods(plan):
         _guarded((fqn,), "methods", register_fsdp_forward_method, model.get_submodule(fqn), name)
     assert isinstance(model, FSDPModule)
@@ -65,6 +68,15 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
     before = (require_filled(lost), average_gradients(model, plan.replicated, mesh))
     around = RootCalls(before, reshard_after_evaluation(kept))
     around.install(model, [name for fqn, name in registered_methods(plan) if fqn == ""])
+
+
+def _keep_type_name(sharded: type, original: type) -> None:
+    """Let the class that ``fully_shard`` gives to a module print as the module's own class does.
+
+    Libraries look classes up by ``str(type(module))``. transformers keeps by it which outputs a model records, and a
+    model that is a unit would silently record none: no hidden states, no auxiliary loss of its experts.
+    """
+    sharded.__module__, sharded.__qualname__ = original.__module__, original.__qualname__
 
 
 def _move(params: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
