@@ -14,6 +14,7 @@ from autoshard.errors import ModelLoadError
 from autoshard.integrations.transformers import has_config, make_inputs
 from autoshard.pipeline import make_plan
 from autoshard.request import Request
+from autoshard.runtime.dryrun import dry_run
 
 transformers = pytest.importorskip("transformers")
 
@@ -187,3 +188,12 @@ def test_a_plan_is_made_of_them() -> None:
     assert plan.provenance.loss == "outputs.loss"
     units = {module for unit in plan.units for module in unit.modules}
     assert any("vision_tower" in module for module in units)
+
+
+@pytest.mark.parametrize("name", ["image and text", "contrast", "seq2seq"])
+def test_the_plan_runs_sharded(name: str) -> None:
+    """A tower that is a unit still records the hidden states that its parent asks for."""
+    model = twins(name)[0]
+    made = make_inputs(model, "m", seq=None if name == "contrast" else 100)
+    plan = make_plan(model, made.pair, request=Request(device="cpu", devices=2))
+    assert [finding for finding in dry_run(model, plan, made.pair) if finding.severity == "error"] == []

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from autoshard.capture.build import parameters_on_meta
+from autoshard.capture.gpu_only import CODE, remedy_without_gpu
 from autoshard.errors import ModelLoadError
 from autoshard.integrations.transformers.facts import sub_configs
 
@@ -95,9 +96,10 @@ def build(source: str, config: Any, model_class: type, assumed: tuple[str, ...] 
     try:
         model = _construct(model_class, config)
     except ImportError as error:
-        raise ModelLoadError(
-            source, f"{model_class.__name__} needs a package: {_first_line(error)}", "install it in this environment"
-        ) from error
+        found = remedy_without_gpu(error)
+        needed, remedy = found or ("", "install it in this environment")
+        reason = f"{model_class.__name__} needs more: {_first_line(error)}"
+        raise ModelLoadError(source, f"{reason}\n  {CODE}: {needed}" if found else reason, remedy) from error
     except OSError as error:
         raise ModelLoadError(
             source,

@@ -23,6 +23,8 @@ MAX_TRIALS = 12
 """Forms that are tried before something else is changed."""
 TEXT_ONLY = {"input_ids", "decoder_input_ids", "labels", "attention_mask", "token_type_ids", "use_cache"}
 """Arguments with one form only: nothing has to be tried."""
+ONLY_IF_REQUIRED = {"inputs_embeds", "query_embeds", "hidden_states"}
+"""Arguments that stand in for others, or for what the model computes itself."""
 INSTEAD = {"pixel_values_videos": "pixel_values"}
 """Arguments that are left out where another one feeds the same modules."""
 REMEDY = "write a model file with build_model() and example_inputs() that returns (args, kwargs) of one training step"
@@ -144,7 +146,7 @@ def _attempts(
     wanted: Wanted, first: list[str], required: set[str], optional: set[str]
 ) -> Iterator[tuple[list[str], Wanted]]:
     """What is tried: the usual arguments, masks too, two samples (batch statistics need them), no labels."""
-    masks = [name for name in IF_NEEDED if name in optional and _maker(name)(wanted)]
+    masks = [name for name in IF_NEEDED if name in optional - ONLY_IF_REQUIRED and _maker(name)(wanted)]
     more = [*first, *(name for name in masks if name not in first)]
     yield first, wanted
     if more != first:

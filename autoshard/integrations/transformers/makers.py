@@ -14,9 +14,11 @@ import torch
 
 from autoshard.integrations.transformers.facts import (
     AUDIO_PARTS,
+    TEXT_PARTS,
     VISION_PARTS,
     has_none,
     number,
+    parts,
     special_tokens,
     sub_configs,
 )
@@ -154,7 +156,20 @@ def _patches(wanted: Wanted) -> list[Form]:
     rows, columns = _grid(s)
     width = s.channels * s.temporal_patch * s.patch**2
     hidden = number(wanted.config, "hidden_size", "embed_dim") or width
-    return [torch.zeros(s.batch * rows * columns, size) for size in (width, hidden)]
+    patches = [torch.zeros(s.batch * rows * columns, size) for size in (width, hidden)]
+    return [*patches, *(torch.zeros(s.batch, size, s.seq) for size in s.mels)]
+
+
+def _embeddings(length: int | None = None) -> Maker:
+    """Vectors as wide as the model, of a text or of a fixed length."""
+
+    def make(wanted: Wanted) -> list[Form]:
+        text = list(parts(wanted.config, TEXT_PARTS))
+        widths = [number(text, name) for name in ("hidden_size", "encoder_hidden_size", "d_model", "n_embd")]
+        shape = wanted.sizes.batch, length or wanted.sizes.seq
+        return [torch.zeros(*shape, width) for width in dict.fromkeys(widths) if width]
+
+    return make
 
 
 def _image_sizes(wanted: Wanted) -> list[Form]:
@@ -355,6 +370,10 @@ IF_NEEDED: dict[str, Maker] = {
     "attention_mask": _attention_mask,
     "token_type_ids": _like_text(0),
     "image_sizes": _image_sizes,
+    "inputs_embeds": _embeddings(),
+    "query_embeds": _embeddings(32),
+    "noise_embeds": _embeddings(),
+    "context_hidden_states": _embeddings(),
     "hidden_states": _patches,
     "target_sizes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
     "spatial_shapes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
