@@ -213,10 +213,13 @@ def planned(kind: str, cls: str, stage: Callable[[str], None], *, dry_run: bool)
 
 
 def verify_by_dry_run(model: Any, pair: Any, result: Any) -> None:
-    """One step of the sharded model on fake tensors."""
+    """One step of the sharded model on fake tensors; what is wrong is raised."""
+    from autoshard.errors import VerificationError
     from autoshard.runtime.dryrun import dry_run
 
-    dry_run(model, result.plan, pair)
+    found = tuple(d for d in dry_run(model, result.plan, pair, device_kind="cuda") if d.severity == "error")
+    if found:
+        raise VerificationError(found)
 
 
 def judge(result: Any) -> dict[str, Any]:
@@ -289,13 +292,20 @@ def cut(config: Any, depth: int = 0) -> None:
 
 
 def fit(config: Any) -> None:
-    """Mend default configurations whose vision part gives features of another width than the text part takes."""
+    """Mend default configurations that do not run: widths and rotary sections that do not fit each other."""
     text, vision = getattr(config, "text_config", None), getattr(config, "vision_config", None)
     width = getattr(text, "hidden_size", None)
     if isinstance(width, int) and isinstance(getattr(vision, "out_hidden_size", None), int):
         vision.out_hidden_size = width
     elif isinstance(width, int) and vision is not None and config.model_type == "qwen2_vl":
         vision.hidden_size = width
+    for part in (config, text):
+        rope = getattr(part, "rope_parameters", None)
+        if isinstance(rope, dict) and "mrope_section" in {*rope, *part.ignore_keys_at_rope_validation}:
+            head = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
+            pairs = -(-int(head * rope.get("partial_rotary_factor", 1.0)) // 2)
+            if sum(rope.get("mrope_section", ())) != pairs:
+                rope["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
