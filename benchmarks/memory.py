@@ -243,7 +243,13 @@ MODELS = (
     Model(
         name="mixtral",
         kind="experts",
-        build=_language("MixtralConfig", "MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, **DECODER),
+        build=_language(
+            "MixtralConfig",
+            "MixtralForCausalLM",
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            **{**DECODER, "intermediate_size": 256},
+        ),
         inputs=_labelled,
     ),
     Model(
@@ -258,6 +264,8 @@ MODELS = (
             num_layers=2,
             num_heads=HEADS,
             use_cache=False,
+            decoder_start_token_id=0,
+            pad_token_id=0,
         ),
         inputs=_labelled,
     ),
