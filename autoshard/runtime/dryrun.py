@@ -10,6 +10,7 @@ Nothing of the planner and of the static rules is used: the two levels of verifi
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.capture.attention import TargetFunctions
 from autoshard.capture.fake import FakeMode, FakeModel
@@ -25,7 +25,6 @@ from autoshard.capture.graph import read_tree
 from autoshard.capture.inputs import Pair, fake_pair, read_pairs
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
-from autoshard.capture.ops import run_op, tensors_of
 from autoshard.capture.spans import FAILED, ModuleStack
 from autoshard.capture.step import quiet_machine, trace_step
 from autoshard.capture.storages import StorageLog
@@ -34,6 +33,7 @@ from autoshard.capture.values import Values, may_keep
 from autoshard.errors import ApplyError, CaptureError, Diagnostic, PlanFormatError, PlanMismatchError
 from autoshard.plan import Decisions
 from autoshard.runtime.findings import Finding, condense
+from autoshard.runtime.reads import Reads
 from autoshard.runtime.sandbox import fake_mesh, put_back
 from autoshard.runtime.unit_watch import UnitRecord, UnitWatch
 from autoshard.sizes import format_bytes
@@ -89,14 +89,46 @@ def dry_run(
     if not callable(getattr(model, entry, None)):
         what = f"it is to run the step, but {type(model).__name__} has no such method"
         return condense([Finding("AS401", "error", entry, what, "correct the entry of the plan")])
+    ways: list[dict[str, _Way]] = []
     for pair in pairs:
         expected = trained
         if expected is None:
             options: dict[str, Any] = {"loss": loss, "entry": entry, "device_kind": device_kind}
             expected = trace_step(model, tree, pair, dtype=None, **options).trained
         with fake_mesh(plan, world) as mesh:
-            found += _Rehearsal(model, tree, plan, mesh, device_kind).run(pair, loss, entry, expected)
-    return condense(found)
+            rehearsal = _Rehearsal(model, tree, plan, mesh, device_kind)
+            found += rehearsal.run(pair, loss, entry, expected)
+            ways.append(rehearsal.ways)
+    return condense([*found, *_divergent(ways, plan.reduce_unused)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What one pair of inputs does with a unit: how often it ran, and which of its parameters got a gradient."""
+
+    num_forwards: int
+    graded: frozenset[str]
+
+
+def _divergent(ways: list[dict[str, _Way]], reduces_unused: bool) -> Iterable[Finding]:
+    """Ranks may take different ones of several pairs at the same time; the collectives have to be the same."""
+    whole = [each for each in ways if each]
+    for unit in whole[0] if whole else ():
+        counts = sorted({each[unit].num_forwards for each in whole})
+        if len(counts) > 1:
+            message = (
+                f"it runs {' or '.join(map(str, counts))} times, depending on the input; ranks that take different "
+                "ways would wait for each other forever"
+            )
+            yield Finding("AS218", "error", unit, message, "leave its parameters to a module that every rank runs")
+        elif not reduces_unused and len({each[unit].graded for each in whole}) > 1:
+            union = frozenset[str]().union(*(each[unit].graded for each in whole))
+            some = min(union - frozenset[str].intersection(*(each[unit].graded for each in whole)))
+            message = (
+                f"{some} of unit {unit} gets a gradient for some inputs only; ranks that take different ways would "
+                "reduce different buffers"
+            )
+            yield Finding("AS239", "error", "reduce_unused", message, "set it to true")
 
 
 class _Rehearsal:
@@ -109,6 +141,7 @@ class _Rehearsal:
         self._stack = ModuleStack(tree, self._log)
         self._values = Values()
         self._found: list[Finding] = []
+        self.ways: dict[str, _Way] = {}
 
     def run(self, pair: Pair, loss: Callable[[Any], Any] | None, entry: str, trained: Collection[str]) -> list[Finding]:
         """Findings of one step on one pair of inputs."""
@@ -129,7 +162,7 @@ class _Rehearsal:
             with torch.enable_grad(), as_in_training(), torch.compiler.set_stance("force_eager"), mode:
                 if self._apply():
                     watch = UnitWatch(model, self._plan)
-                    reads = _Reads(self._stack, self._log, self._values, watch)
+                    reads = Reads(self._stack, self._log, self._values, watch)
                     with self._stack.watching(), TargetFunctions(self._device_kind), reads:
                         is_whole = self._step(given, loss, entry, reads)
                     self._found += reads.findings()
@@ -160,7 +193,7 @@ class _Rehearsal:
             return False
         return True
 
-    def _step(self, given: Pair, loss: Callable[[Any], Any] | None, entry: str, reads: "_Reads") -> bool:
+    def _step(self, given: Pair, loss: Callable[[Any], Any] | None, entry: str, reads: "Reads") -> bool:
         """Forward, loss and backward; false if something was raised."""
         phase = "forward"
         try:
@@ -210,6 +243,8 @@ class _Rehearsal:
         told: set[str] = {key for unit in freed for key in unit.keys}
         for unit in watch.units:
             expects = [key for key in unit.keys if key in trained]
+            for key in sorted(unit.sparse):
+                self._found.append(Finding("AS214", "error", key, "a sparse gradient cannot be reduced", cause=key))
             if not unit.keys or unit in freed:
                 continue
             if not unit.is_sharded or (expects and not watch.num_pre_backwards):
@@ -221,6 +256,10 @@ class _Rehearsal:
             elif unit.is_late and unit.modules != ("",):
                 self._found += _late(unit, watch)
         params = dict(self._model.named_parameters())
+        for unit in watch.units:
+            if unit.keys:
+                graded = frozenset(key for key in unit.keys if params[key].grad is not None)
+                self.ways[unit.name] = _Way(unit.num_forwards, graded)
         for key in self._tree.params:
             param = params[key]
             if key in told:
@@ -232,79 +271,6 @@ class _Rehearsal:
                 message = "it gets a gradient in the unsharded model and none in the sharded one"
                 remedy = "look for an alias of it that was made before it was sharded, such as self.cache = [self.w]"
                 self._found.append(Finding("AS405", "error", key, message, remedy))
-
-
-class _Reads(TorchDispatchMode):
-    """Runs each op on fake tensors and sees which ones look at memory that was given back."""
-
-    def __init__(self, stack: ModuleStack, log: StorageLog, values: Values, watch: UnitWatch) -> None:
-        super().__init__()
-        self._stack, self._log, self._values, self._watch = stack, log, values, watch
-        self._freed: dict[UnitRecord, tuple[str, str, torch.Size, str]] = {}
-        self._sharded = ""
-        self.last_module = ""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # compilation is off; see FakeMode
-
-    @property
-    def freed_units(self) -> Collection[UnitRecord]:
-        """Units of which a parameter was read after its memory had been given back."""
-        return self._freed.keys()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Run one op."""
-        if any(issubclass(one, DTensor) for one in types):
-            known = next(filter(None, map(self._watch.owner, tensors_of(args, kwargs or {}))), None)
-            self._sharded = self._sharded if known is None else f"{known[1]} of unit {known[0].name}"
-            return NotImplemented  # DTensor splits the op first; its local ops come back here
-        with torch._C.DisableTorchFunction():
-            if func.namespace == "prim":
-                return func(*args, **(kwargs or {}))
-            span, _ = self._stack.place()
-            module = self.last_module = span.module if span is not None else ""
-            for tensor in tensors_of(args, kwargs or {}):
-                if tensor.layout is torch.strided and tensor.numel() and not tensor.untyped_storage().nbytes():
-                    self._note(tensor, module)
-            return run_op(func, args, kwargs or {}, self._values, module)
-
-    def _note(self, tensor: torch.Tensor, module: str) -> None:
-        known = self._watch.find(tensor)
-        if known is not None:
-            unit, key = known
-            self._freed.setdefault(unit, (self._log.phase, key, tensor.shape, module))
-
-    def of_sharded(self, phase: str) -> str:
-        """That the sharded parameter which an op met last was read; empty if there was none."""
-        return f"the {phase} reads {self._sharded} while no forward of that unit runs" if self._sharded else ""
-
-    def findings(self) -> Iterable[Finding]:
-        """One for each unit."""
-        for unit, (phase, key, shape, module) in self._freed.items():
-            cause = _cause(unit, self._stack, phase)
-            message = (
-                f"the {phase} of {module or '(root)'} reads {key} {list(shape)} after its unit was resharded: {cause}"
-            )
-            yield Finding("AS403", "error", unit.name, message, _REMEDY_FREED, cause=cause)
-
-
-_REMEDY_FREED = "let an ancestor own its parameters, or keep the unit unsharded after forward (reshard false)"
-
-
-def _cause(unit: UnitRecord, stack: ModuleStack, phase: str) -> str:
-    """Why the unit's parameters were not there."""
-    if phase == "forward":
-        return "no forward of the unit was running"
-    spans = [span for span in stack.spans if span.module in unit.modules]
-    opaque = next((span.opaque for span in spans if span.opaque), "")
-    if opaque:
-        return f"its result holds a {opaque}, into which FSDP2 does not look"
-    if unit.pre_backward_at is None and any(span.output_is_view for span in spans):
-        return "its result is a view that was changed in place, which drops FSDP2's hook"
-    if len(unit.modules) > 1 and unit.pre_backward_at is None:
-        return f"{spans[-1].module}, which runs last of its modules, does not reach the loss"
-    return "backward enters it through a tensor that is not in its result (kept on a module, put into a list)"
 
 
 def _never_reduced(unit: UnitRecord, stack: ModuleStack, expects: bool) -> Finding:

@@ -25,6 +25,7 @@ class UnitRecord:
         num_forwards: how often a forward of one of its modules began.
         pre_backward_at: place of its first pre-backward among those of all units; ``None`` without one.
         is_late: its post-backward came only at the end of the whole backward.
+        sparse: keys of its parameters whose gradient was sparse.
     """
 
     def __init__(self, modules: tuple[str, ...], groups: list[Any], key_of: dict[nn.Parameter, str]) -> None:
@@ -36,6 +37,14 @@ class UnitRecord:
         self.num_forwards = 0
         self.pre_backward_at: int | None = None
         self.is_late = False
+        self.sparse: set[str] = set()
+
+    def note_sparse(self) -> None:
+        """Look for sparse gradients before they are reduced; on fake tensors no reduction refuses them."""
+        for key, param in self._params.items():
+            whole = getattr(param, "_unsharded_param", None)
+            if whole is not None and whole.grad is not None and whole.grad.layout is not torch.strided:
+                self.sparse.add(key)
 
     @property
     def name(self) -> str:
@@ -85,6 +94,7 @@ class UnitWatch:
         self._tell = tell
         self._num_pre_backwards = 0
         self._is_final = False
+        self._num_moving = 0
         self.units: list[UnitRecord] = []
         for unit in plan.units:
             module = model.get_submodule(unit.modules[0])
@@ -100,6 +110,11 @@ class UnitWatch:
     def num_pre_backwards(self) -> int:
         """First pre-backwards of units so far."""
         return self._num_pre_backwards
+
+    @property
+    def is_moving(self) -> bool:
+        """FSDP2 itself is at work on unsharded values."""
+        return self._num_moving > 0
 
     def find(self, tensor: torch.Tensor) -> tuple[UnitRecord, str] | None:
         """The unit and the parameter whose unsharded values a tensor looks at."""
@@ -132,10 +147,22 @@ class UnitWatch:
 
         def on_post_backward(*args: Any, **kwargs: Any) -> Any:
             record.is_late = self._is_final
+            record.note_sparse()
             self._tell(record.name, "reduction")
             return _named(record, post_backward, args, kwargs)
 
         group.pre_forward, group.pre_backward, group.post_backward = on_forward, on_pre_backward, on_post_backward
+        group.unshard, group.wait_for_unshard = self._moving(group.unshard), self._moving(group.wait_for_unshard)
+
+    def _moving(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def moving(*args: Any, **kwargs: Any) -> Any:
+            self._num_moving += 1
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._num_moving -= 1
+
+        return moving
 
     def _watch_final(self, state: Any) -> None:
         final = state._root_post_backward_final_callback

@@ -287,6 +287,16 @@ class Remembering(nn.Module):
         return self.head(self.linear(x))
 
 
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(96, WIDTH, sparse=True)
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens))
+
+
 class Shrinking(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():

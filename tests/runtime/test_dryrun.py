@@ -58,6 +58,8 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], list[Any], Callable[[], Any], d
     "forward called directly": (faulty.DirectCall, units("first", "second"), rows, {}, "AS402", "unit second"),
     "last of a list is dropped": (faulty.LeftOver, units(("first", "second")), rows, {}, "AS403", "second, which"),
     "dtypes clash": (faulty.TableBefore, units("enter"), rows, {"precision": BF16}, "AS402", "dtype"),
+    "sparse gradient": (faulty.Sparse, units("table"), tokens, {}, "AS214", "table.weight"),
+    "weight written in forward": (faulty.Remembering, units("linear"), rows, {}, "AS216", "linear writes"),
     "outer unit first": (faulty.Stack, units("layers.0", "layers.0.up"), rows, {}, "AS401", "several"),
     "no root": (faulty.Stack, units("layers.0")[:-1], rows, {}, "AS401", "root"),
     "container": (faulty.Stack, units("layers"), rows, {}, "AS401", "ModuleList"),
@@ -151,13 +153,24 @@ def test_a_loss_in_low_precision_is_a_warning() -> None:
     assert dry_run(model, plan, rows(), loss=torch.sum) == ()
 
 
+LEFT, RIGHT_WAY = (((torch.ones(2, faulty.WIDTH), is_left), {}) for is_left in (True, False))
+
+
 def test_every_pair_of_inputs_is_run() -> None:
     model = faulty.Fork()
     plan = decide(model, units("left", "right"))
-    first, second = (torch.randn(2, faulty.WIDTH), True), (torch.randn(2, faulty.WIDTH), False)
-    assert [found.where for found in dry_run(model, plan, [(first, {})])] == ["right"]
-    (found,) = dry_run(model, plan, [(first, {}), (second, {})])
-    assert (found.where, "1 more alike: left" in found.message) == ("right", True)
+    assert [(found.code, found.where) for found in dry_run(model, plan, [LEFT])] == [("AS407", "right")]
+    assert [(found.code, found.where) for found in dry_run(model, plan, [RIGHT_WAY])] == [("AS407", "left")]
+    found = dry_run(model, plan, [LEFT, RIGHT_WAY])
+    assert [each.code for each in found] == ["AS218", "AS407"]
+    assert "forever" in found[0].message
+
+
+def test_ranks_that_train_different_parameters_need_all_of_them_reduced() -> None:
+    model = faulty.Fork()
+    (found,) = dry_run(model, decide(model, units()), [LEFT, RIGHT_WAY])
+    assert (found.code, found.severity, found.where) == ("AS239", "error", "reduce_unused")
+    assert dry_run(model, decide(model, units(), reduce_unused=True), [LEFT, RIGHT_WAY]) == ()
 
 
 def test_what_gets_a_gradient_may_be_told() -> None:
