@@ -23,7 +23,7 @@ MAX_TRIALS = 12
 """Forms that are tried before something else is changed."""
 TEXT_ONLY = {"input_ids", "decoder_input_ids", "labels", "attention_mask", "token_type_ids", "use_cache"}
 """Arguments with one form only: nothing has to be tried."""
-ONLY_IF_REQUIRED = {"inputs_embeds", "query_embeds", "hidden_states"}
+ONLY_IF_REQUIRED = {"inputs_embeds", "query_embeds", "hidden_states", "encoder_hidden_states"}
 """Arguments that stand in for others, or for what the model computes itself."""
 INSTEAD = {"pixel_values_videos": "pixel_values"}
 """Arguments that are left out where another one feeds the same modules."""
@@ -122,7 +122,8 @@ def _fitting(
 ) -> tuple[dict[str, Form], Wanted]:
     """The first inputs on which the forward runs, and for what they were made."""
     first = _names(wanted, required, optional)
-    if set(first) <= TEXT_ONLY:
+    others = IF_NEEDED.keys() & optional - ONLY_IF_REQUIRED
+    if set(first) | others <= TEXT_ONLY:
         return {name: _maker(name)(wanted)[0] for name in first}, wanted
     failures: list[BaseException] = []
     for names, tried in _attempts(wanted, first, required, optional):

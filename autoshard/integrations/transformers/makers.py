@@ -133,7 +133,8 @@ def _pixel_values(wanted: Wanted) -> list[Form]:
     if any(hasattr(inner, "num_frames") for inner in sub_configs(wanted.config)):
         return [video, image]
     patches = torch.zeros(math.prod(_grid(s)) * s.batch, s.channels * s.patch**2)
-    return [image, several, several.expand(-1, 2, -1, -1, -1).contiguous(), patches]
+    tiles = [torch.zeros(s.batch, count, s.channels, s.height, s.width) for count in (2, 3, 5)]
+    return [image, several, *tiles, patches]
 
 
 def _video(wanted: Wanted) -> list[Form]:
@@ -160,12 +161,15 @@ def _patches(wanted: Wanted) -> list[Form]:
     return [*patches, *(torch.zeros(s.batch, size, s.seq) for size in s.mels)]
 
 
-def _embeddings(length: int | None = None) -> Maker:
+WIDTHS = ("hidden_size", "d_model", "n_embd", "encoder_hidden_size")
+
+
+def _embeddings(length: int | None = None, names: tuple[str, ...] = WIDTHS) -> Maker:
     """Vectors as wide as the model, of a text or of a fixed length."""
 
     def make(wanted: Wanted) -> list[Form]:
         text = list(parts(wanted.config, TEXT_PARTS))
-        widths = [number(text, name) for name in ("hidden_size", "encoder_hidden_size", "d_model", "n_embd")]
+        widths = [number(text, name) for name in names]
         shape = wanted.sizes.batch, length or wanted.sizes.seq
         return [torch.zeros(*shape, width) for width in dict.fromkeys(widths) if width]
 
@@ -309,18 +313,20 @@ def _static(name: str, dtype: torch.dtype) -> Maker:
     return make
 
 
-def _steps(width: str | None, dtype: torch.dtype = torch.float32) -> Maker:
+def _steps(*widths: str, dtype: torch.dtype = torch.float32) -> Maker:
     """A trajectory: one entry for each step, of a width that the configuration names."""
 
     def make(wanted: Wanted) -> list[Form]:
-        shape = (wanted.sizes.batch, 20)
-        return [
-            torch.zeros(*shape, dtype=dtype)
-            if width is None
-            else torch.zeros(*shape, number(wanted.config, width) or 1)
-        ]
+        shape = (wanted.sizes.batch, number(wanted.config, "chunk_size") or 20)
+        width = number(wanted.config, *widths) or 1
+        return [torch.zeros(*shape, width, dtype=dtype) if widths else torch.zeros(*shape, dtype=dtype)]
 
     return make
+
+
+def _vectors(width: str) -> Maker:
+    """Regions of an image, as a detector describes them."""
+    return lambda wanted: [torch.zeros(wanted.sizes.batch, 16, number(wanted.config, width) or 1)]
 
 
 def _truth(wanted: Wanted) -> list[Form]:
@@ -357,10 +363,10 @@ MAKERS: dict[str, Maker] = {
     "static_categorical_features": _static("num_static_categorical_features", torch.long),
     "static_real_features": _static("num_static_real_features", torch.float32),
     "states": _steps("state_dim"),
-    "actions": _steps("act_dim"),
+    "actions": _steps("act_dim", "max_action_dim"),
     "rewards": _steps("reward_dim"),
     "returns_to_go": _steps("reward_dim"),
-    "timesteps": _steps(None, torch.long),
+    "timesteps": _steps(dtype=torch.long),
     "return_loss": _truth,
     "use_cache": _no,
 }
@@ -372,6 +378,10 @@ IF_NEEDED: dict[str, Maker] = {
     "image_sizes": _image_sizes,
     "inputs_embeds": _embeddings(),
     "query_embeds": _embeddings(32),
+    "encoder_hidden_states": _embeddings(64, ("encoder_hidden_size", *WIDTHS)),
+    "visual_feats": _vectors("visual_feat_dim"),
+    "visual_pos": _vectors("visual_pos_dim"),
+    "visual_embeds": _vectors("visual_embedding_dim"),
     "noise_embeds": _embeddings(),
     "context_hidden_states": _embeddings(),
     "hidden_states": _patches,
@@ -383,7 +393,7 @@ IF_NEEDED: dict[str, Maker] = {
     "padding_mask": _sound_mask,
     "audio_mel": _spectrogram,
     "audio_mel_mask": lambda wanted: [torch.zeros(wanted.sizes.batch, wanted.sizes.mel_frames, dtype=torch.bool)],
-    "state": _steps("max_state_dim"),
+    "state": lambda wanted: [torch.zeros(wanted.sizes.batch, number(wanted.config, "max_state_dim") or 1)],
     "pixel_mask": _pixel_mask,
     "input_features_mask": _spectrogram_mask,
     "feature_attention_mask": _spectrogram_mask,

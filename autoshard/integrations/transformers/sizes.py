@@ -115,7 +115,7 @@ def read_sizes(
         merge=merge,
         mels=tuple(dict.fromkeys([*(n for name in MEL_NAMES if (n := number(audio, name))), *widths])),
         mel_frames=min(mel_frames, 3000),
-        samples=16000,
+        samples=15360,  # whole frames of every codec, about a second
         classes=number(config, "num_labels") or 2,
         assumed=assumed,
     )
