@@ -299,6 +299,8 @@ def fit(config: Any) -> None:
         vision.out_hidden_size = width
     elif isinstance(width, int) and vision is not None and config.model_type == "qwen2_vl":
         vision.hidden_size = width
+    if getattr(config, "image_token_index", 0) is None:
+        config.image_token_index = text.vocab_size - 1
     for part in (config, text):
         rope = getattr(part, "rope_parameters", None)
         if isinstance(rope, dict) and "mrope_section" in {*rope, *part.ignore_keys_at_rope_validation}:
