@@ -1,6 +1,7 @@
 """The stages in order: capture → analysis → planner → verify → plan.
 
-The first file to read. Every arrow is one frozen value; no stage calls the next one, only this file does.
+The first file to read. Every arrow is one frozen value; no stage calls the next one, only this file does. A plan that
+is there already, whoever made it, is verified by the same stages: capture → analysis → verify.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +20,11 @@ from autoshard.capture import (
     load_model_file,
 )
 from autoshard.capture.model_file import ModelFile
-from autoshard.errors import GraphError, RequestError, VerificationError
+from autoshard.errors import Diagnostic, GraphError, RequestError, VerificationError
+from autoshard.hardware import known_profiles, load_profile
 from autoshard.ir import ModelGraph
 from autoshard.ir.check import check
-from autoshard.plan import Alternative, Plan, Provenance, fingerprint
+from autoshard.plan import Alternative, Decisions, Plan, Provenance, fingerprint
 from autoshard.plan.schema import VERSION
 from autoshard.planner import Baseline, Found, baselines, search
 from autoshard.request import Question, Request, resolve
@@ -31,6 +33,9 @@ from autoshard.verify import verify_plan
 
 if TYPE_CHECKING:
     from torch import nn
+
+LEVELS = ("rules", "dry-run")
+"""Levels of verification: the static rules alone, or the rules and one step of the sharded model on fake tensors."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Progress = Callable[[str], None]
@@ -65,6 +70,7 @@ def make_plan(
     request: Request | None = None,
     *,
     frontend: str = "trace",
+    verify: str = "rules",
 ) -> Plan:
     """The plan for a model.
 
@@ -76,12 +82,14 @@ def make_plan(
         entry: the method that runs the step, ``forward`` if not given.
         request: what is asked; all defaults if not given.
         frontend: ``trace``, or ``tree`` to plan from the module tree alone (the plan is then ``assumed``).
+        verify: ``rules``, or ``dry-run`` to run one step of the sharded model on fake tensors as well.
 
     Raises:
         RequestError: the request is not a question, or there are no inputs and ``tree`` was not asked for.
         CaptureError: the step does not run on these inputs.
         NoLegalUnitError: FSDP2 cannot shard the model.
         InfeasibleBudgetError: no plan fits.
+        VerificationError: the plan is not right for the model.
 
     Examples:
         >>> import torch, autoshard
@@ -92,7 +100,13 @@ def make_plan(
         ('',)
     """
     return run_pipeline(
-        model, inputs, loss=loss, entry=entry or "forward", request=request or Request(), frontend=frontend
+        model,
+        inputs,
+        loss=loss,
+        entry=entry or "forward",
+        request=request or Request(),
+        frontend=frontend,
+        verify=verify,
     ).plan
 
 
@@ -105,6 +119,7 @@ def plan_model_file(
     image_size: int | None = None,
     entry: str | None = None,
     frontend: str = "trace",
+    verify: str = "rules",
     default_inputs: DefaultInputs = lambda model: None,
     progress: Progress = lambda stage: None,
 ) -> PlanResult:
@@ -118,6 +133,7 @@ def plan_model_file(
         image_size: edge of an image for the file's ``example_inputs``.
         entry: the method that runs the step.
         frontend: ``trace`` or ``tree``.
+        verify: ``rules`` or ``dry-run``.
         default_inputs: asked for inputs where the file gives none; may answer ``None``.
         progress: told the name of each stage as it begins.
 
@@ -141,6 +157,7 @@ def plan_model_file(
         entry=entry or "forward",
         request=request,
         frontend=frontend,
+        verify=verify,
         progress=progress,
         assumed=assumed,
     )
@@ -154,10 +171,12 @@ def run_pipeline(
     entry: str,
     request: Request,
     frontend: str = "trace",
+    verify: str = "rules",
     progress: Progress = lambda stage: None,
     assumed: tuple[str, ...] = (),
 ) -> PlanResult:
     """All stages in order; ``assumed`` is what was assumed of the model and its inputs before."""
+    _require_level(verify, frontend)
     question = resolve(request, find_accelerator())
 
     progress("capturing one training step")
@@ -181,12 +200,138 @@ def run_pipeline(
     broken = tuple(d for d in verify_plan(found.decisions, graph, analysis) if d.severity == "error")
     if broken:
         raise VerificationError(broken)
+    told: tuple[Diagnostic, ...] = ()
+    if verify == "dry-run":
+        progress("running one step of the sharded model")
+        told = _dry_run(model, found.decisions, inputs, loss, question.profile.kind, graph)
+        if any(d.severity == "error" for d in told):
+            raise VerificationError(tuple(d for d in told if d.severity == "error"))
 
     alternatives = tuple(
         _alternative(base, reason, graph, question, profile) for base, reason in zip(known, reasons, strict=True)
     )
-    plan = _assemble(model, graph, analysis, question, found, alternatives, assumed)
+    plan = _assemble(model, graph, analysis, question, found, alternatives, assumed, verify, told)
     return PlanResult(plan=plan, graph=graph, analysis=analysis, question=question, timeline=found.timeline)
+
+
+def verify_model(
+    model: "nn.Module",
+    plan: Decisions,
+    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs],
+    loss: Callable[[Any], Any] | None = None,
+    *,
+    level: str = "dry-run",
+    progress: Progress = lambda stage: None,
+) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with a plan for a model, and what is worth knowing; errors first within each level.
+
+    Args:
+        model: on a real device or on meta; it is left as it was.
+        plan: whoever made it.
+        inputs: as for ``make_plan``.
+        loss: as for ``make_plan``.
+        level: ``rules``, or ``dry-run`` for the rules and a dry run.
+        progress: told the name of each stage as it begins.
+
+    Raises:
+        RequestError: ``level`` is unknown, or there is a process group where a dry run makes its own.
+        CaptureError: the step of the unsharded model does not run on these inputs.
+
+    Examples:
+        >>> import torch, autoshard
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> inputs = ((torch.randn(4, 8),), {})
+        >>> plan = autoshard.make_plan(model, inputs, request=autoshard.Request(device="cpu", devices=2))
+        >>> verify_model(model, plan, inputs)
+        ()
+    """
+    _require_level(level, "trace")
+    if not callable(getattr(model, plan.entry, None)):
+        what = f"it is to run the step, but {type(model).__name__} has no such method"
+        return (Diagnostic(code="AS230", severity="error", where=plan.entry, message=what),)
+    kind = _device_kind(plan)
+    progress("capturing one training step")
+    dtype = "float32" if plan.precision.param == "same" else plan.precision.param
+    graph = capture(model, inputs, loss=loss, entry=plan.entry, compute_dtype=dtype, device_kind=kind)
+    violations = check(graph)
+    if violations:
+        raise GraphError(violations)
+    progress("verifying")
+    methods = tuple((method.module, method.method) for method in plan.methods)
+    found = verify_plan(plan, graph, analyze(graph, num_shards=plan.num_shards, methods=methods))
+    if level == "dry-run":
+        progress("running one step of the sharded model")
+        found = (*found, *_dry_run(model, plan, inputs, loss, kind, graph))
+    return found
+
+
+def verify_model_file(
+    plan: Decisions,
+    spec: str,
+    *,
+    level: str = "dry-run",
+    batch: int | None = None,
+    seq: int | None = None,
+    image_size: int | None = None,
+    default_inputs: DefaultInputs = lambda model: None,
+    progress: Progress = lambda stage: None,
+) -> tuple[Diagnostic, ...]:
+    """Everything that is wrong with a plan for the model of a model file.
+
+    Args:
+        plan: whoever made it.
+        spec: names the file, as for ``plan_model_file``.
+        level: ``rules`` or ``dry-run``.
+        batch: batch size for the file's ``example_inputs``.
+        seq: sequence length for the file's ``example_inputs``.
+        image_size: edge of an image for the file's ``example_inputs``.
+        default_inputs: asked for inputs where the file gives none; may answer ``None``.
+        progress: told the name of each stage as it begins.
+
+    Raises:
+        ModelLoadError: the file does not give a model or inputs.
+        AutoshardError: whatever ``verify_model`` raises.
+    """
+    _require_level(level, "trace")
+    progress(f"loading {spec}")
+    model_file = load_model_file(spec)
+    model = build_model(model_file)
+    made = default_inputs(model) if model_file.example_inputs is None else None
+    inputs = model_file.inputs(batch, seq, image_size) if made is None else made[0]
+    return verify_model(model, plan, inputs, model_file.loss, level=level, progress=progress)
+
+
+def _require_level(level: str, frontend: str) -> None:
+    if level not in LEVELS:
+        raise RequestError("verify", level, " or ".join(LEVELS))
+    if level == "dry-run" and frontend == "tree":
+        raise RequestError("verify", level, "rules, since a plan made from the module tree alone has no step to run")
+
+
+def _device_kind(plan: Decisions) -> str:
+    """Whose kernels run under a plan: those of its device if its profile is known here, else CUDA's."""
+    if not isinstance(plan, Plan):
+        return "cpu"
+    name = plan.provenance.device
+    return load_profile(name).kind if name in known_profiles() else "cuda"
+
+
+def _dry_run(
+    model: "nn.Module",
+    decisions: Decisions,
+    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None,
+    loss: Callable[[Any], Any] | None,
+    kind: str,
+    graph: ModelGraph,
+) -> tuple[Diagnostic, ...]:
+    # Imported here: a plan without a dry run needs no torch.distributed.
+    from autoshard.capture.inputs import read_pairs
+    from autoshard.runtime import dry_run
+
+    pairs = read_pairs(inputs)
+    # What the graph says holds for all pairs together; each of several is asked for its own gradients.
+    trained = {param.key for param in graph.params if param.gets_grad} if len(pairs) == 1 else None
+    return dry_run(model, decisions, pairs, loss, graph.entry, device_kind=kind, trained=trained)
 
 
 def _capture(
@@ -253,6 +398,8 @@ def _assemble(
     found: Found,
     alternatives: tuple[Alternative, ...],
     assumed: tuple[str, ...],
+    level: str,
+    told: tuple[Diagnostic, ...],
 ) -> Plan:
     decisions = found.decisions
     named = {module for unit in decisions.units for module in unit.modules} | set(decisions.recompute)
@@ -261,11 +408,11 @@ def _assemble(
         **{name: getattr(decisions, name) for name in decisions.__struct_fields__},
         version=VERSION,
         fingerprint=fingerprint(fingerprint_items(model), named),
-        soundness="assumed" if graph.frontend == "tree" else "rules",
+        soundness="assumed" if graph.frontend == "tree" else level,
         optimal=found.optimal,
         projection=found.timeline.projection(question),
         alternatives=alternatives,
-        diagnostics=(*graph.diagnostics, *analysis.space.diagnostics),
+        diagnostics=(*graph.diagnostics, *analysis.space.diagnostics, *told),
         provenance=Provenance(
             autoshard=__version__,
             torch=version("torch").partition("+")[0],
