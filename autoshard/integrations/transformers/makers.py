@@ -376,6 +376,8 @@ IF_NEEDED: dict[str, Maker] = {
     "attention_mask": _attention_mask,
     "token_type_ids": _like_text(0),
     "image_sizes": _image_sizes,
+    "merge_sizes": lambda wanted: [torch.tensor([wanted.sizes.merge] * wanted.sizes.batch)],
+    "image_merge_sizes": lambda wanted: [torch.tensor([wanted.sizes.merge] * wanted.sizes.batch)],
     "inputs_embeds": _embeddings(),
     "query_embeds": _embeddings(32),
     "encoder_hidden_states": _embeddings(64, ("encoder_hidden_size", *WIDTHS)),
