@@ -52,6 +52,8 @@ class LegalSpace:
             given place is the outermost one.
         replicated: keys of parameters that no unit may shard.
         shard_dims: tensor dim other than 0 along which a parameter has to be sharded.
+        recomputable: FQNs of the blocks that may compute their activations again in backward, in execution order; one
+            of them may recompute if no unit stands inside it.
         must_reshard: keys of parameters that are updated in place while sharded: a unit that owns one must reshard.
         root_must_keep: the root's parameters are read after its forward, so the root must not reshard.
         reduce_unused: parameters without gradient must take part in the reduction.
@@ -66,6 +68,7 @@ class LegalSpace:
     groupable: tuple[tuple[str, str], ...] = ()
     replicated: tuple[str, ...] = ()
     shard_dims: dict[str, int] = field(default_factory=dict)
+    recomputable: tuple[str, ...] = ()
     must_reshard: tuple[str, ...] = ()
     root_must_keep: bool = False
     reduce_unused: bool = False

@@ -36,6 +36,7 @@ def _space(space: LegalSpace) -> Iterator[str]:
     if space.reduce_unused:
         yield "unused parameters take part in the reduction"
     yield from (f"method: {_name(module)} {method}" for module, method in space.methods)
+    yield from (f"may recompute: {fqn}" for fqn in space.recomputable)
     yield from (f"must reshard: {key}" for key in space.must_reshard)
     yield from (f"rebuilt buffer: {name}" for name in space.rebuilt_buffers)
     yield from map(str, space.diagnostics)

@@ -21,16 +21,20 @@ class Candidate:
     Attributes:
         units: modules of each unit in execution order, the root left out; sorted.
         kept: the units that stay unsharded from forward to backward (reshard false).
+        recompute: modules that compute their activations again in backward, in execution order.
     """
 
     units: tuple[tuple[str, ...], ...]
     kept: frozenset[tuple[str, ...]] = frozenset()
+    recompute: tuple[str, ...] = ()
 
 
-def candidate(units: Iterable[tuple[str, ...]], kept: Iterable[tuple[str, ...]] = ()) -> Candidate:
+def candidate(
+    units: Iterable[tuple[str, ...]], kept: Iterable[tuple[str, ...]] = (), recompute: tuple[str, ...] = ()
+) -> Candidate:
     """The candidate in canonical form: sorted, each unit once, ``kept`` only of its own units."""
     distinct = tuple(sorted(set(units)))
-    return Candidate(units=distinct, kept=frozenset(kept) & frozenset(distinct))
+    return Candidate(units=distinct, kept=frozenset(kept) & frozenset(distinct), recompute=recompute)
 
 
 def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Candidate) -> Decisions:
@@ -63,6 +67,7 @@ def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Can
         mesh=tuple(axes),
         precision=Precision(param=question.param_dtype, reduce=question.reduce_dtype),
         units=tuple(units),
+        recompute=chosen.recompute,
         methods=tuple(Method(module=module, method=method) for module, method in space.methods),
         replicated=space.replicated,
         reduce_unused=space.reduce_unused,

@@ -1,7 +1,8 @@
 """The search in its first form: one unit a block, the tail grouped, ever finer cuts, as much kept unsharded as fits.
 
-Every candidate is priced by the same fold (``simulate``). The space searched is a part of what is legal (neighbouring
-blocks are not put together, nothing recomputes), so the answer states a bound and a gap, and never claims to be proved
+Where nothing fits without it, the first blocks recompute their activations, as few as will do. Every candidate is
+priced by the same fold (``simulate``). The space searched is a part of what is legal (neighbouring blocks are not put
+together, blocks recompute from the first on), so the answer states a bound and a gap, and never claims to be proved
 unless the bound is met. A legal baseline is the answer only where nothing else fits; where one is predicted faster, the
 list of alternatives shows it.
 """
@@ -23,7 +24,9 @@ from autoshard.simulate import StepProfile, Timeline, simulate
 
 MAX_FINER_CUTS = 32
 """Finer cuts tried before an allowance is called infeasible; a count, so that the answer is the same everywhere."""
-SPACE = "one unit a block, large modules as units, finer cuts, the tail grouped, reshard per unit; no recompute"
+SPACE = (
+    "one unit a block, large modules as units, finer cuts, the tail grouped, reshard per unit, first blocks recompute"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class _Prices:
         cost = (timeline.step_ns, timeline.peak_bytes)
         if self.question.objective == "memory":
             cost = cost[::-1]
-        return (*cost, len(chosen.units), chosen.units, tuple(sorted(chosen.kept)))
+        return (*cost, len(chosen.units), len(chosen.recompute), chosen.units, tuple(sorted(chosen.kept)))
 
 
 def search(
@@ -87,7 +90,11 @@ def search(
     prices = _Prices(graph, analysis, question, profile)
     fitting: list[Candidate] = []
     for cut in _cuts(graph, analysis):
-        fitting += [chosen for chosen in _variants(graph, analysis, cut) if prices.fits(chosen)]
+        shapes = list(_variants(graph, analysis, cut))
+        if question.recompute != "full":
+            fitting += [chosen for chosen in shapes if prices.fits(chosen)]
+        if question.recompute == "full" or (question.recompute == "auto" and not fitting):
+            fitting += _with_recompute(analysis, shapes, prices)
         if fitting and question.objective == "time":
             break
     fitting = fitting or [base.candidate for base in legal_baselines if prices.fits(base.candidate)]
@@ -147,6 +154,44 @@ def _last(analysis: Analysis, units: Iterable[tuple[str, ...]], count: int) -> l
     return _in_execution_order(analysis, units)[-count:] if count else []
 
 
+def _with_recompute(analysis: Analysis, shapes: Sequence[Candidate], prices: _Prices) -> list[Candidate]:
+    """The candidates with as few of the first blocks recomputing as fit; with all of them if the request says so.
+
+    The activations of the first blocks live longest, and each block more that recomputes lowers the peak or leaves it,
+    so the fewest are found by bisection. A block with a unit inside does not recompute: its units would all be gathered
+    for the second run and stay.
+    """
+    found = []
+    for chosen in shapes:
+        inside = {module for unit in chosen.units for module in unit}
+        blocks = tuple(fqn for fqn in analysis.space.recomputable if _may_recompute(analysis, fqn, inside))
+        every = candidate(chosen.units, chosen.kept, blocks)
+        if not blocks or not prices.fits(every):
+            continue
+        low, high = (len(blocks), len(blocks)) if prices.question.recompute == "full" else (1, len(blocks))
+        while low < high:
+            middle = (low + high) // 2
+            fewer = candidate(chosen.units, chosen.kept, blocks[:middle])
+            low, high = (low, middle) if prices.fits(fewer) else (middle + 1, high)
+        fewest = candidate(chosen.units, chosen.kept, blocks[:low])
+        found.append(fewest if prices.fits(fewest) else every)
+    return found
+
+
+def _may_recompute(analysis: Analysis, fqn: str, modules: set[str]) -> bool:
+    """None of a candidate's modules is strictly inside the block, and the block is not a part of one of them."""
+    parents = {atom.module: atom.parent for atom in analysis.space.atoms}
+    above = {fqn: _above(parents, fqn) for fqn in (fqn, *modules)}
+    return not above[fqn] & modules and not any(fqn in above[module] for module in modules)
+
+
+def _above(parents: dict[str, str], fqn: str) -> set[str]:
+    found: set[str] = set()
+    while fqn and (fqn := parents.get(fqn, "")):
+        found.add(fqn)
+    return found
+
+
 def _with_more_kept(analysis: Analysis, chosen: Candidate, prices: _Prices) -> list[Candidate]:
     """The candidate with its last k units kept, for the largest k that fits and half of it.
 
@@ -156,9 +201,10 @@ def _with_more_kept(analysis: Analysis, chosen: Candidate, prices: _Prices) -> l
     low, high = 0, len(chosen.units)
     while low < high:
         middle = (low + high + 1) // 2
-        more = candidate(chosen.units, _last(analysis, chosen.units, middle))
+        more = candidate(chosen.units, _last(analysis, chosen.units, middle), chosen.recompute)
         low, high = (middle, high) if prices.fits(more) else (low, middle - 1)
-    tried = [candidate(chosen.units, _last(analysis, chosen.units, count)) for count in {low, low // 2, min(1, low)}]
+    counts = sorted({low, low // 2, min(1, low)})
+    tried = [candidate(chosen.units, _last(analysis, chosen.units, count), chosen.recompute) for count in counts]
     return [more for more in tried if prices.fits(more)]
 
 

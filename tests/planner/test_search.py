@@ -1,12 +1,16 @@
 """The search: what it chooses on small worlds, that it never loses to a baseline, what it says if nothing fits."""
 
+import functools
 import itertools
 from dataclasses import replace
 
 import msgspec
 import pytest
+import torch
+from torch import Tensor, nn
 
 from autoshard.analysis import analyze
+from autoshard.capture import capture
 from autoshard.errors import InfeasibleBudgetError, NoLegalUnitError
 from autoshard.ir import ModelGraph
 from autoshard.planner import Found, baselines, search
@@ -141,3 +145,67 @@ def test_a_model_without_legal_plan_is_refused_with_all_reasons() -> None:
     with pytest.raises(NoLegalUnitError) as caught:
         _search(build(broken), _question())
     assert [d.where for d in caught.value.diagnostics] == ["a.weight"]
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x).sin().exp()))
+
+
+class _Deep(nn.Module):
+    """Six blocks that save much more than they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.head = nn.Linear(3, 16), nn.Linear(16, 5)
+        self.blocks = nn.ModuleList(_Block() for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for each in self.blocks:
+            x = each(x)
+        return self.head(x)
+
+
+@functools.cache
+def _deep() -> ModelGraph:
+    return capture(_Deep(), ((torch.zeros(200, 3),), {}))
+
+
+def test_blocks_recompute_only_as_far_as_it_takes() -> None:
+    graph = _deep()
+    loose = _search(graph, _question(recompute="none"))
+    full = _search(graph, _question(recompute="full"))
+    assert loose.decisions.recompute == ()
+    assert full.decisions.recompute == tuple(f"blocks.{index}" for index in range(6))
+    assert full.timeline.peak_bytes < loose.timeline.peak_bytes - 200_000
+    assert _search(graph, _question()).decisions.recompute == ()
+    counts = []
+    for missing in (1, 300_000, 600_000):
+        found = _search(graph, _question(memory=loose.timeline.peak_bytes - missing, reshard="always"))
+        assert found.timeline.peak_bytes <= loose.timeline.peak_bytes - missing
+        counts.append(len(found.decisions.recompute))
+    assert counts == sorted(counts)
+    assert 0 <= counts[0] < counts[1] < counts[2] < 6
+
+
+def test_recompute_none_is_obeyed_where_it_makes_the_answer_a_no() -> None:
+    graph = _deep()
+    memory = _search(graph, _question(recompute="none", reshard="always", objective="memory")).timeline.peak_bytes - 1
+    with pytest.raises(InfeasibleBudgetError):
+        _search(graph, _question(memory=memory, recompute="none", reshard="always"))
+    assert _search(graph, _question(memory=memory, reshard="always")).decisions.recompute
+
+
+def test_what_recomputes_holds_no_unit() -> None:
+    graph = _deep()
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        _search(graph, _question(memory=1))
+    found = _search(graph, _question(memory=caught.value.smallest_bytes))
+    modules = {module for unit in found.decisions.units for module in unit.modules}
+    for fqn in found.decisions.recompute:
+        assert not any(module.startswith(f"{fqn}.") for module in modules)

@@ -10,6 +10,7 @@ from autoshard.analysis.legality.atoms import Draft, find_atoms, outermost
 from autoshard.analysis.legality.lists import groupable_pairs, joint_sets
 from autoshard.analysis.legality.params import choose_shard_dims, param_findings
 from autoshard.analysis.legality.root import hookless_modules, must_keep_root
+from autoshard.analysis.recompute import recomputable
 from autoshard.analysis.space import Atom, LegalSpace
 
 __all__ = ["legal_space"]
@@ -25,6 +26,7 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
     draft = find_atoms(facts)
     shard_dims, notes = choose_shard_dims(facts)
     keep = must_keep_root(draft)
+    repeatable = recomputable(facts.graph)
     findings = (*param_findings(facts), *hookless_modules(facts), *draft.findings, *notes)
     return LegalSpace(
         atoms=_atoms(draft),
@@ -33,12 +35,13 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
         groupable=groupable_pairs(draft),
         replicated=tuple(key for key in facts.tree.params if key in draft.replicated),
         shard_dims=shard_dims,
+        recomputable=repeatable.modules,
         must_reshard=tuple(key for key in facts.tree.params if key in facts.updates),
         root_must_keep=keep,
         reduce_unused=bool(facts.on_demand),
         methods=tuple(dict.fromkeys(methods)),
         rebuilt_buffers=tuple(buffer.name for buffer in facts.graph.buffers if not buffer.persistent),
-        diagnostics=condense(findings),
+        diagnostics=(*condense(findings), *repeatable.diagnostics),
     )
 
 
