@@ -1,7 +1,8 @@
 """The stages in order: capture → analysis → planner → verify → plan.
 
 The first file to read. Every arrow is one frozen value; no stage calls the next one, only this file does. A plan that
-is there already, whoever made it, is verified by the same stages: capture → analysis → verify.
+is there already, whoever made it, is verified by the same stages: capture → analysis → verify. The file is long because
+both ways and their entries, with all that they take, are to be read in one place.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,15 +28,12 @@ from autoshard.ir.check import check
 from autoshard.plan import Alternative, Decisions, Plan, Provenance, fingerprint
 from autoshard.plan.schema import VERSION
 from autoshard.planner import Baseline, Found, baselines, search
-from autoshard.request import Question, Request, resolve
+from autoshard.request import LEVELS, Question, Request, resolve
 from autoshard.simulate import StepProfile, Timeline, profile_step, simulate
 from autoshard.verify import verify_plan
 
 if TYPE_CHECKING:
     from torch import nn
-
-LEVELS = ("rules", "dry-run")
-"""Levels of verification: the static rules alone, or the rules and one step of the sharded model on fake tensors."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Progress = Callable[[str], None]

@@ -33,6 +33,9 @@ DTYPE_BYTES = {
 }
 """Bytes of one element by dtype name, for the dtypes that a parameter may have."""
 
+LEVELS = ("rules", "dry-run")
+"""Levels of verification: the static rules alone, or the rules and one step of the sharded model on fake tensors."""
+
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
 PRECISIONS = {"bf16": ("bfloat16", "float32"), "fp32": ("same", "same")}
 """Named precisions: (compute dtype of parameters, dtype of the reduction); ``same`` keeps the stored dtype."""

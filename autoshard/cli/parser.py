@@ -4,7 +4,7 @@ import argparse
 from typing import NoReturn
 
 from autoshard import __version__
-from autoshard.cli import explain, inspect, measure, plan
+from autoshard.cli import explain, inspect, measure, plan, verify
 from autoshard.cli.exits import EXIT_CODES
 from autoshard.cli.output import write_error
 
@@ -14,6 +14,7 @@ examples:
   autoshard plan model.py --device h100-80gb --devices 8            look, write nothing
   autoshard plan model.py -o plan.json --devices 8 --memory 60GiB   decide, write the plan
   autoshard inspect plan.json                                       read a plan again
+  autoshard verify plan.json model.py                               is it right for this model?
   autoshard measure plan.json model.py                              real steps beside the projection
   autoshard explain AS203                                           what a diagnostic means
 
@@ -41,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"autoshard {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (plan, inspect, measure, explain):
+    for command in (plan, inspect, verify, measure, explain):
         added = commands.add_parser(
             command.NAME,
             help=command.HELP,

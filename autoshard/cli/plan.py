@@ -14,7 +14,7 @@ from autoshard.errors import PlanFormatError
 from autoshard.plan import Plan, encode_plan, require_supported, save_plan
 from autoshard.plan.save import require_writable
 from autoshard.report import format_plan, format_table, format_verdict, memory_table, units_table
-from autoshard.request import resolve
+from autoshard.request import LEVELS, resolve
 
 if TYPE_CHECKING:
     from autoshard.pipeline import PlanResult
@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("trace", "tree"),
         default="trace",
         help="trace runs the step; tree needs no inputs, sees only the modules, and marks the plan as assumed",
+    )
+    step.add_argument(
+        "--verify",
+        choices=LEVELS,
+        default="rules",
+        help="how the plan is verified: by the rules, or also by one step of the sharded model on fake tensors",
     )
     step.add_argument(
         "--trust-remote-code", action="store_true", help="run the Python code that lies beside a config.json"

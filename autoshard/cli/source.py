@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 from autoshard.request import Request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from autoshard.cli.progress import Progress
+    from autoshard.errors import Diagnostic
     from autoshard.pipeline import PlanResult
+    from autoshard.plan import Plan
+    from autoshard.runtime.trial import Case
 
 CONFIG_NAME = "config.json"
 
@@ -39,9 +44,70 @@ def plan_source(args: argparse.Namespace, request: Request, progress: "Progress"
         image_size=args.image_size,
         entry=args.entry,
         frontend=args.frontend,
+        verify=args.verify,
         default_inputs=lambda model: _default_inputs(model, args),
         progress=progress,
     )
+
+
+def verify_source(args: argparse.Namespace, plan: "Plan", progress: "Progress") -> "tuple[Diagnostic, ...]":
+    """What is found of a plan for the model that the arguments name.
+
+    Args:
+        args: the arguments of a command that verifies: ``model``, ``level`` and the sizes of the inputs.
+        plan: the plan.
+        progress: told the name of each stage as it begins.
+
+    Raises:
+        AutoshardError: there is no such model, or its step cannot be captured.
+    """
+    from autoshard.pipeline import verify_model, verify_model_file
+
+    if is_config(args.model):
+        model, inputs, _ = _read_config(args, progress)
+        return verify_model(model, plan, inputs, level=args.level, progress=progress)
+    return verify_model_file(
+        plan,
+        args.model,
+        level=args.level,
+        batch=args.batch,
+        seq=args.seq,
+        image_size=args.image_size,
+        default_inputs=lambda model: _default_inputs(model, args),
+        progress=progress,
+    )
+
+
+def load_for_training(args: argparse.Namespace) -> "Case":
+    """The model that the arguments name with its values, its inputs and its loss; also in another process.
+
+    Raises:
+        AutoshardError: it cannot be built, or has no inputs.
+    """
+    from autoshard.capture import load_model_file
+    from autoshard.capture.model_file import user_code
+    from autoshard.runtime.trial import Case
+
+    if is_config(args.model):
+        model, pair, _ = _read_config(args, _in_silence)
+        return Case(model=type(model)(model.config), pairs=(pair,))
+    model_file = load_model_file(args.model)
+    with user_code(model_file.source, model_file.path, "building the model failed"):
+        model = model_file.build()
+    made = _default_inputs(model, args) if model_file.example_inputs is None else None
+    pairs = model_file.inputs(args.batch, args.seq, args.image_size) if made is None else (made[0],)
+    return Case(model=model, pairs=pairs, loss=model_file.loss)
+
+
+def num_param_bytes(args: argparse.Namespace) -> int:
+    """Bytes of the parameters of the model that the arguments name; they are not allocated."""
+    from autoshard.capture import build_model, load_model_file
+
+    if is_config(args.model):
+        model, *_ = _read_config(args, _in_silence, needs_inputs=False)
+    else:
+        model = build_model(load_model_file(args.model))
+    return sum(param.numel() * param.element_size() for param in model.parameters())
 
 
 def is_config(spec: str) -> bool:
@@ -50,25 +116,38 @@ def is_config(spec: str) -> bool:
 
 
 def _plan_config(args: argparse.Namespace, request: Request, progress: "Progress") -> "PlanResult":
-    from autoshard.integrations.transformers import build_from_config, make_inputs
     from autoshard.pipeline import run_pipeline
 
-    progress(f"building {args.model}")
-    built = build_from_config(args.model, trust_remote_code=args.trust_remote_code)
-    inputs, assumed = None, built.assumed
-    if args.frontend != "tree":
-        made = make_inputs(built.model, args.model, batch=args.batch, seq=args.seq, image_size=args.image_size)
-        inputs, assumed = made.pair, (*assumed, *made.assumed)
+    model, inputs, assumed = _read_config(args, progress, needs_inputs=args.frontend != "tree")
     return run_pipeline(
-        built.model,
+        model,
         inputs,
         loss=None,
         entry=args.entry or "forward",
         request=request,
         frontend=args.frontend,
+        verify=args.verify,
         progress=progress,
         assumed=assumed,
     )
+
+
+def _in_silence(stage: str) -> None:
+    """No progress."""
+
+
+def _read_config(
+    args: argparse.Namespace, progress: "Callable[[str], None]", *, needs_inputs: bool = True
+) -> "tuple[nn.Module, Any, tuple[str, ...]]":
+    """The model on meta, its inputs, and what was assumed."""
+    from autoshard.integrations.transformers import build_from_config, make_inputs
+
+    progress(f"building {args.model}")
+    built = build_from_config(args.model, trust_remote_code=args.trust_remote_code)
+    if not needs_inputs:
+        return built.model, None, built.assumed
+    made = make_inputs(built.model, args.model, batch=args.batch, seq=args.seq, image_size=args.image_size)
+    return built.model, made.pair, (*built.assumed, *made.assumed)
 
 
 def _default_inputs(model: "nn.Module", args: argparse.Namespace) -> tuple[Any, tuple[str, ...]] | None:

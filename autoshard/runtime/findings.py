@@ -10,7 +10,7 @@ SHOWN = 3
 """Further places that a diagnostic names."""
 
 _RANKS = {"error": 0, "warning": 1, "note": 2}
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.|\b)")
+_INDEX = re.compile(r"(?<=[.\[])\d+\b")
 
 
 @dataclass(frozen=True, slots=True)

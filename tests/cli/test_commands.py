@@ -23,7 +23,7 @@ def test_options_become_the_request(cli, pipeline) -> None:
     argv = (
         "plan m.py:f --device cpu --devices 6 --memory 1GiB --precision bf16 --optimizer sgd --recompute full "
         "--mesh 2x3 --reshard never --objective memory --method codec:encode --method :generate "
-        "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree"
+        "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree --verify dry-run"
     )
     assert cli(*argv.split()).code == 0
     ((args, kwargs),) = pipeline.calls
@@ -42,7 +42,9 @@ def test_options_become_the_request(cli, pipeline) -> None:
     assert args == ("m.py:f", request)
     assert callable(kwargs.pop("progress"))
     assert callable(kwargs.pop("default_inputs"))
-    assert kwargs == {"batch": 3, "seq": 5, "image_size": 7, "entry": "step", "frontend": "tree"}
+    assert kwargs == {"batch": 3, "seq": 5, "image_size": 7, "entry": "step", "frontend": "tree"} | {
+        "verify": "dry-run"
+    }
 
 
 def test_what_is_not_given_stays_open(cli, pipeline) -> None:
@@ -50,7 +52,7 @@ def test_what_is_not_given_stays_open(cli, pipeline) -> None:
     ((args, kwargs),) = pipeline.calls
     assert args == ("m.py", Request())
     assert [kwargs[name] for name in ("batch", "seq", "image_size", "entry")] == [None] * 4
-    assert kwargs["frontend"] == "trace"
+    assert (kwargs["frontend"], kwargs["verify"]) == ("trace", "rules")
 
 
 def test_each_field_of_the_request_has_an_option(cli) -> None:
@@ -64,6 +66,7 @@ def test_the_pipeline_takes_what_the_command_gives() -> None:
     from autoshard.pipeline import PlanResult, plan_model_file
 
     options = {"batch": 1, "seq": 1, "image_size": 1, "entry": None, "frontend": "trace", "progress": print}
+    options["verify"] = "rules"
     inspect.signature(plan_model_file).bind("m.py", Request(), default_inputs=print, **options)
     assert {"plan", "graph", "analysis", "timeline"} <= {field.name for field in dataclasses.fields(PlanResult)}
 

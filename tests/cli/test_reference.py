@@ -53,6 +53,9 @@ def test_commands_of_the_page_run(command: str, cli, pipeline, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     save_plan(small_plan(), "plan.json")
     monkeypatch.setattr("autoshard.cli.measure.measure_model_file", measured)
+    monkeypatch.setattr("autoshard.cli.verify.verify_source", lambda *args: ())
+    monkeypatch.setattr("autoshard.cli.verify.num_param_bytes", lambda args: 0)
+    monkeypatch.setattr("autoshard.runtime.trial.train_beside_reference", lambda *args: ())
     done = cli(*shlex.split(command)[1:])
     assert (done.code, done.err) == (0, "")
     assert done.out
