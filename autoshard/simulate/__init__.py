@@ -1,8 +1,8 @@
 """One training step of FSDP2 as a fold over events: memory and streams. Imports no torch.
 
-``simulate`` replays a plan; the files in the order of the work: ``profile`` (the step on one device), ``recompute`` (that
-step where modules recompute), ``units`` (bytes and times of each unit), ``hooks`` (what FSDP2 does and when), ``fold``
-(what that costs), ``timeline`` (the record).
+``simulate`` replays a plan; the files in the order of the work: ``profile`` (the step on one device), ``recompute``
+(that step where modules recompute), ``units`` (bytes and times of each unit), ``hooks`` (what FSDP2 does and when),
+``fold`` (what that costs), ``timeline`` (the record).
 """
 
 from autoshard.simulate.event import Event
