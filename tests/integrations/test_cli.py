@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from autoshard.cli import main
 from autoshard.plan import load_plan
 from tests.integrations.conftest import LLAMA
+
+pytestmark = pytest.mark.slow
 
 REQUEST = ["--device", "cpu", "--devices", "2", "--quiet"]
 

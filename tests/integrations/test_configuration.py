@@ -10,6 +10,8 @@ from autoshard.errors import ModelLoadError
 from autoshard.integrations.transformers import build_from_config, is_config
 from tests.integrations.conftest import LLAMA
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_class_is_the_one_that_is_named(write_config) -> None:
     path = write_config(**LLAMA, architectures=["LlamaForSequenceClassification"])

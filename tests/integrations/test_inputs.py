@@ -16,6 +16,8 @@ from autoshard.pipeline import make_plan
 from autoshard.request import Request
 from autoshard.runtime.dryrun import dry_run
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 TEXT = {"vocab_size": 99, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -20,6 +20,8 @@ from tests.simulate import models
 from tests.simulate.measured import Measured, decisions, measure
 from tests.simulate.models import Branches, Chain, Language, Mlp, Outer, Partly, Twice, frozen
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 0.001
 """Of the measured peak. Nearly all cases are exact to the byte; the rest are cast inputs that Python holds longer."""
 
