@@ -235,7 +235,7 @@ class _Rehearsal:
 
     def _note_loss(self, dtype: torch.dtype) -> None:
         message = f"the loss is computed in {dtype_name(dtype)}"
-        remedy = "cast the outputs to float32 before the loss, or set the precision of outputs to float32"
+        remedy = "cast what the loss is computed from to float32, or set the precision of outputs to float32"
         self._found.append(Finding("AS408", "warning", "(root)", message, remedy))
 
     def _look_at(self, watch: UnitWatch, trained: Collection[str], freed: Collection[UnitRecord]) -> None:

@@ -263,6 +263,15 @@ class WaitingPair(Pair):
         return super().forward(x)
 
 
+class Diverging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * torch.nan
+
+
 class Dropping(nn.Module):
     """Draws random numbers and keeps statistics of what it sees."""
 

@@ -85,6 +85,17 @@ def test_what_a_plan_breaks_is_found(name: str, units: list[Any], code: str, whe
     assert any(where in str(each) for each in found), found
 
 
+def test_a_model_that_does_not_train_is_no_error() -> None:
+    (found,) = _try(functools.partial(load, "Diverging"), decide(faulty.Diverging(), ROOT))
+    assert (found.code, found.severity) == ("AS409", "warning")
+    assert "nan" in found.message
+
+
+def test_low_precision_has_its_own_tolerance() -> None:
+    plan = decide(faulty.two_dtypes(), [*LAYERS, *ROOT])
+    assert _try(functools.partial(load, "two_dtypes"), plan, steps=3) == ()
+
+
 def test_ranks_may_take_different_ways_where_the_plan_allows_it() -> None:
     assert _try(load_fork, decide(faulty.Fork(), ROOT, reduce_unused=True), steps=3) == ()
 
