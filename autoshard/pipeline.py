@@ -101,8 +101,8 @@ def make_plan(
         model,
         inputs,
         loss=loss,
-        entry=entry or "forward",
-        request=request or Request(),
+        entry="forward" if entry is None else entry,
+        request=Request() if request is None else request,
         frontend=frontend,
         verify=verify,
     ).plan
@@ -152,7 +152,7 @@ def plan_model_file(
         model,
         inputs,
         loss=model_file.loss,
-        entry=entry or "forward",
+        entry="forward" if entry is None else entry,
         request=request,
         frontend=frontend,
         verify=verify,
@@ -174,6 +174,12 @@ def run_pipeline(
     assumed: tuple[str, ...] = (),
 ) -> PlanResult:
     """All stages in order; ``assumed`` is what was assumed of the model and its inputs before."""
+    if not isinstance(request, Request):
+        raise RequestError("request", request, "an autoshard.Request")
+    if loss is not None and not callable(loss):
+        raise RequestError("loss", loss, "a function from the outputs to one scalar")
+    if not isinstance(entry, str) or not entry.isidentifier():
+        raise RequestError("entry", entry, "the name of a method of the model")
     _require_level(verify, frontend)
     question = resolve(request, find_accelerator())
 

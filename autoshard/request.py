@@ -130,6 +130,10 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
             allowance is more than the device has.
     """
     assumed: list[str] = []
+    for name in ("device", "precision", "mesh"):
+        value = getattr(request, name)
+        if not isinstance(value, str) and not (value is None and name != "mesh"):
+            raise RequestError(name, value, "text")
     _require_choice("optimizer", request.optimizer, OPTIMIZERS)
     _require_choice("recompute", request.recompute, ("auto", "none", "full"))
     _require_choice("reshard", request.reshard, ("auto", "always", "never"))
@@ -146,7 +150,7 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
     if num_devices is None:
         is_found = found is not None and found[0] == device
         num_devices = found[1] if found is not None and is_found else DEFAULT_NUM_DEVICES
-        if request.mesh not in ("auto", "") and "x" not in request.mesh and request.mesh.isdigit():
+        if request.mesh.isascii() and request.mesh.isdigit():
             num_devices = int(request.mesh)
         elif "x" in request.mesh:
             num_devices = 0
@@ -195,11 +199,13 @@ def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _read_mesh(mesh: str, num_devices: int) -> tuple[int, int]:
-    expected = f"auto, the number of devices, or REPLICATExSHARD with a product of {num_devices}"
+    expected = "auto, the number of devices, or REPLICATExSHARD such as 2x4"
+    if num_devices:
+        expected += f", {num_devices} devices in all"
     if mesh == "auto":
         return 1, num_devices
     parts = mesh.split("x")
-    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+    if len(parts) > 2 or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise RequestError("mesh", mesh, expected)
     num_shards = int(parts[-1])
     num_replicas = int(parts[0]) if len(parts) == 2 else 1

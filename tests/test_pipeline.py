@@ -1,5 +1,6 @@
 """The whole pipeline: every plan in ``plans/`` is made again and compared; Python and command line agree."""
 
+import contextlib
 import importlib.util
 import re
 import warnings
@@ -121,3 +122,46 @@ def test_defaults_are_named() -> None:
     plan = autoshard.make_plan(_Net(), INPUTS)
     named = " ".join(plan.provenance.assumed)
     assert all(field in named for field in ("device=", "devices=", "memory=", "precision="))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"request": {}}, "request"),
+        ({"loss": 3}, "loss"),
+        ({"entry": 5}, "entry"),
+        ({"entry": ""}, "entry"),
+        ({"request": Request(mesh=4)}, "mesh"),  # type: ignore[arg-type]
+        ({"request": Request(mesh="²")}, "mesh"),
+        ({"request": Request(mesh="²x4")}, "mesh"),
+        ({"request": Request(device=5)}, "device"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_question_names_the_field(options: dict[str, object], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        autoshard.make_plan(_Net(), INPUTS, **options)  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_recompute_full_is_done_or_answered_with_a_plan_without() -> None:
+    full = Request(device="cpu", devices=2, recompute="full")
+    assert len(autoshard.make_plan(_Net(), INPUTS, request=full).recompute) == 3
+    single = autoshard.make_plan(nn.Linear(16, 4), INPUTS, request=full)
+    assert single.recompute == ()
+    assert "no block recomputes" in autoshard.format_plan(single)
+
+
+def test_a_module_registered_inside_itself_is_one_error() -> None:
+    net = _Net()
+    net.head.me = net.head
+    with pytest.raises(autoshard.CaptureError, match="inside itself"):
+        autoshard.make_plan(net, INPUTS, request=CPU)
+
+
+def test_a_closure_over_a_parameter_leaves_no_gradient_behind() -> None:
+    net = _Net()
+    weight = net.head.weight
+    net.head.forward = lambda x: x @ weight.T  # type: ignore[method-assign]
+    with contextlib.suppress(autoshard.AutoshardError):
+        autoshard.make_plan(net, INPUTS, request=CPU)
+    assert net.head.weight.grad is None

@@ -65,6 +65,7 @@ class FakeModel:
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._entries: list[tuple[Any, str, torch.Tensor]] = []
+        self._grads: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         self.params: dict[str, nn.Parameter] = {}
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -76,6 +77,8 @@ class FakeModel:
                 self._note_contents(value, 0)
         try:
             for key, entry in self._tree.params.items():
+                # A closure over a real parameter escapes the swap, and the backward would leave a gradient on it.
+                self._grads.append((entry.param, entry.param.grad))
                 self.params[key] = self._param_twin(entry.param)
             for module in modules:
                 self._swap(module)
@@ -97,6 +100,8 @@ class FakeModel:
                 self._note_contents(part, depth + 1)
 
     def _restore(self) -> None:
+        for param, grad in self._grads:
+            param.grad = grad
         for group, name, tensor in self._entries:  # a ScriptModule's groups are no dicts and live elsewhere
             group[name] = tensor
         for module, attributes in self._attributes:

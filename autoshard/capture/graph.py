@@ -7,6 +7,7 @@ what legality asks for.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import torch
@@ -105,6 +106,14 @@ def read_tree(model: nn.Module, entry: str) -> ModuleTree:
     if not callable(getattr(model, entry, None)):
         raise RequestError("entry", entry, f"the name of a method of {type(model).__name__}")
     tree = ModuleTree(model)
+    try:
+        TopologicalSorter({fqn: module.children for fqn, module in tree.modules.items()}).prepare()
+    except CycleError as error:
+        raise CaptureError(
+            error.args[1][0] or "(root)",
+            "the module is registered inside itself",
+            "keep such a reference out of the module tree",
+        ) from None
     for fqn, module in tree.modules.items():
         if is_lazy(module.module):
             raise CaptureError(

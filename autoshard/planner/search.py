@@ -166,7 +166,13 @@ def _with_recompute(analysis: Analysis, shapes: Sequence[Candidate], prices: _Pr
         inside = {module for unit in chosen.units for module in unit}
         blocks = tuple(fqn for fqn in analysis.space.recomputable if _may_recompute(analysis, fqn, inside))
         every = candidate(chosen.units, chosen.kept, blocks)
-        if not blocks or not prices.fits(every):
+        if not blocks:
+            if prices.question.recompute == "full" and prices.fits(chosen):
+                found.append(
+                    chosen
+                )  # nothing may recompute: what was asked is done, and the first line says "no block"
+            continue
+        if not prices.fits(every):
             continue
         low, high = (len(blocks), len(blocks)) if prices.question.recompute == "full" else (1, len(blocks))
         while low < high:
