@@ -132,7 +132,9 @@ def user_code(source: str, path: str, what: str) -> Iterator[None]:
     except (ModelLoadError, RequestError):
         raise
     except SyntaxError as error:
-        where = "" if _is_same(error.filename, path) else f" in {error.filename}:{error.lineno}"
+        # A file that is no text at all fails without naming a place.
+        is_elsewhere = error.filename is not None and not _is_same(error.filename, path)
+        where = f" in {error.filename}:{error.lineno}" if is_elsewhere else ""
         line = error.lineno if _is_same(error.filename, path) else user_line(error, path)
         raise ModelLoadError(source, f"syntax error{where}: {error.msg}", "correct the syntax", line or 0) from error
     except ImportError as error:

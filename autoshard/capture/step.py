@@ -216,7 +216,7 @@ def _errors(stack: ModuleStack, log: StorageLog) -> Iterator[None]:
         ) from error
 
 
-_PASSES_ON = {"__torch_function__", "_execute", "_run", "run", "call", "<lambda>"}
+_PASSES_ON = {"__torch_function__", "_execute", "_run", "run", "call", "_given", "<lambda>"}
 """Functions of this package that call the user's code or torch on the user's behalf."""
 _OWN = str(Path(__file__).parent)
 _NOT_USERS = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))

@@ -140,3 +140,11 @@ def test_evaluation_mode_of_a_part_is_kept() -> None:
     assert not any("dropout" in target or "bernoulli" in target for target in targets)
     assert model.training
     assert not model.drop.training
+
+
+def test_a_loss_of_other_arguments_is_the_users_error() -> None:
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return outputs.mean()
+
+    with pytest.raises(CaptureError, match=r"the loss failed: TypeError"):
+        capture(torch.nn.Linear(4, 4), ((torch.zeros(2, 4),), {}), loss=loss)  # type: ignore[arg-type]
