@@ -236,7 +236,7 @@ class _Rehearsal:
     def _note_loss(self, dtype: torch.dtype) -> None:
         message = f"the loss is computed in {dtype_name(dtype)}"
         remedy = "cast what the loss is computed from to float32, or set the precision of outputs to float32"
-        self._found.append(Finding("AS408", "warning", "(root)", message, remedy))
+        self._found.append(Finding("AS408", "note", "(root)", message, remedy))
 
     def _look_at(self, watch: UnitWatch, trained: Collection[str], freed: Collection[UnitRecord]) -> None:
         """After a whole step: what torch does not complain about."""

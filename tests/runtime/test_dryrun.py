@@ -146,10 +146,10 @@ def test_a_unit_that_never_runs_is_noted() -> None:
     assert (found.code, found.severity, found.where) == ("AS407", "note", "unused")
 
 
-def test_a_loss_in_low_precision_is_a_warning() -> None:
+def test_a_loss_in_low_precision_is_noted() -> None:
     model = faulty.Stack()
     (found,) = dry_run(model, decide(model, units(*LAYERS), precision=BF16), rows(), loss=torch.sum)
-    assert (found.code, found.severity) == ("AS408", "warning")
+    assert (found.code, found.severity) == ("AS408", "note")
     output = Precision(param="bfloat16", reduce="float32", output="float32")
     plan = decide(model, units(*LAYERS, ("norm", "head")), precision=output)
     assert dry_run(model, plan, rows(), loss=torch.sum) == ()
