@@ -30,6 +30,7 @@ from autoshard.plan.schema import VERSION
 from autoshard.planner import Baseline, Found, baselines, search
 from autoshard.request import LEVELS, Question, Request, resolve
 from autoshard.simulate import StepProfile, Timeline, profile_step, simulate
+from autoshard.sizes import format_ns
 from autoshard.verify import verify_plan
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def run_pipeline(
         raise GraphError(violations)
 
     progress("analysing")
-    analysis = analyze(graph, num_shards=question.num_shards, methods=_methods(request.methods))
+    analysis = analyze(graph, num_shards=question.num_shards, methods=_methods(model, request.methods))
 
     progress("planning")
     profile = profile_step(graph, question)
@@ -367,12 +368,17 @@ def _capture(
     )
 
 
-def _methods(named: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _methods(model: "nn.Module", named: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     pairs = []
+    modules = dict(model.named_modules(remove_duplicate=False))
     for text in named:
         module, colon, method = text.rpartition(":")
         if not colon or not method:
             raise RequestError("method", text, "MODULE:METHOD, such as codec:encode")
+        if module not in modules:
+            raise RequestError("method", text, f"a module of the model; there is no {module}")
+        if method.startswith("__") or not callable(getattr(modules[module], method, None)):
+            raise RequestError("method", text, f"a method of {module or 'the root'} ({type(modules[module]).__name__})")
         pairs.append((module, method))
     return tuple(pairs)
 
@@ -391,6 +397,24 @@ def _alternative(
         num_units=num_units,
         peak_bytes=timeline.peak_bytes,
         step_ns=timeline.step_ns,
+    )
+
+
+def _passed_over(found: Found, alternatives: tuple[Alternative, ...]) -> tuple[Diagnostic, ...]:
+    """A note where a baseline that fits is predicted faster than the plan."""
+    faster = [each for each in alternatives if each.verdict == "fits" and each.step_ns < found.timeline.step_ns]
+    if not faster:
+        return ()
+    best = min(faster, key=lambda each: each.step_ns)
+    return (
+        Diagnostic(
+            code="AS301",
+            severity="note",
+            where="plan",
+            message=f"{best.name} is predicted to take {format_ns(best.step_ns)} a step and fits, this plan "
+            f"{format_ns(found.timeline.step_ns)}: the search keeps one unit a block and a small root",
+            remedy="nothing; the prediction for very small models is dominated by the host time of each unit",
+        ),
     )
 
 
@@ -416,7 +440,7 @@ def _assemble(
         optimal=found.optimal,
         projection=found.timeline.projection(question),
         alternatives=alternatives,
-        diagnostics=(*graph.diagnostics, *analysis.space.diagnostics, *told),
+        diagnostics=(*graph.diagnostics, *analysis.space.diagnostics, *_passed_over(found, alternatives), *told),
         provenance=Provenance(
             autoshard=__version__,
             torch=version("torch").partition("+")[0],

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import autoshard
+from autoshard.cli.measure import require_same_model
 from autoshard.errors import RequestError
 from autoshard.pipeline import plan_model_file
 from autoshard.plan import decisions_of, encode_plan, load_plan
@@ -165,3 +166,34 @@ def test_a_closure_over_a_parameter_leaves_no_gradient_behind() -> None:
     with contextlib.suppress(autoshard.AutoshardError):
         autoshard.make_plan(net, INPUTS, request=CPU)
     assert net.head.weight.grad is None
+
+
+@pytest.mark.parametrize("method", ["blocks", "nope:forward", "head:nope", "head:__init__", "head:weight"])
+def test_a_method_that_is_none_is_refused_before_planning(method: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        autoshard.make_plan(_Net(), INPUTS, request=Request(device="cpu", devices=2, methods=(method,)))
+    assert caught.value.field == "method"
+
+
+def test_a_method_is_registered_only_where_its_module_is_a_unit() -> None:
+    request = Request(device="cpu", devices=2, methods=("blocks.0:extra_repr", "blocks.0.1:extra_repr"))
+    plan = autoshard.make_plan(_Net(), INPUTS, request=request)
+    assert [(method.module, method.method) for method in plan.methods] == [("blocks.0", "extra_repr")]
+
+
+def test_a_faster_baseline_is_told() -> None:
+    plan = autoshard.make_plan(_Net(), INPUTS, request=CPU)
+    fits = [each for each in plan.alternatives if each.verdict == "fits"]
+    fastest = min(each.step_ns for each in fits)
+    told = [found for found in plan.diagnostics if found.code == "AS301"]
+    assert bool(told) == (fastest < plan.projection.step_ns)
+    assert told
+    assert "root only" in told[0].message
+
+
+def test_measuring_another_model_names_the_differences() -> None:
+    plan = autoshard.make_plan(_Net(), INPUTS, request=CPU)
+    require_same_model(plan, _Net())
+    with pytest.raises(autoshard.PlanMismatchError) as caught:
+        require_same_model(plan, nn.Linear(16, 4))
+    assert {difference.where for difference in caught.value.differences} >= {"blocks.0", "head", "fingerprint"}

@@ -97,6 +97,7 @@ def trace_step(
     with quiet_machine(), FakeModel(tree, mode, dtype) as fake:
         for key, param in fake.params.items():
             log.add_param(key, param)
+            log.add_real(key, tree.params[key].param)
         for twin, original in fake.buffers:
             log.add_given(twin, "buffer")
             if may_keep(original) and original.device.type == "cpu":

@@ -35,6 +35,7 @@ class StorageLog:
         backward: ops of the backward.
         records: storages in the order of their appearance.
         param_keys: parameter by its storage.
+        real_keys: parameter by the id of the model's own tensor, which no op of the step should meet.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class StorageLog:
         self.ops = self.forward
         self.records: list[StorageRecord] = []
         self.param_keys: dict[int, str] = {}
+        self.real_keys: dict[int, str] = {}
         self._live: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref] = {}
         self.is_closed = False
@@ -60,6 +62,10 @@ class StorageLog:
     def add_param(self, key: str, param: torch.Tensor) -> None:
         """Parameters are known by their storage and not listed."""
         self.param_keys[param.untyped_storage()._cdata] = key
+
+    def add_real(self, key: str, param: torch.Tensor) -> None:
+        """The model's own tensor of a parameter that a fake one stands in for."""
+        self.real_keys[id(param)] = key
 
     def add_given(self, tensor: torch.Tensor, kind: StorageKind) -> None:
         """A storage that was there before the step."""

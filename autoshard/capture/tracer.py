@@ -9,12 +9,14 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.capture.ops import ANSWERED, OpFacts, collect_tensors, facts_of, run_op, tensors_of
 from autoshard.capture.spans import ModuleStack, Span
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.values import Values
+from autoshard.errors import CaptureError
 from autoshard.ir import LOSS, OpNode
 
 RANDOM = {"native_dropout", "bernoulli", "bernoulli_", "alpha_dropout", "feature_dropout", "rrelu_with_noise"}
@@ -24,6 +26,15 @@ DROPOUT_POSITION = {
     "_scaled_dot_product_attention_math": 4,
 }
 """Where the attention ops have their rate of dropout."""
+
+
+def _alias_error(module: str, key: str) -> CaptureError:
+    return CaptureError(
+        module or "(root)",
+        f"it reads the parameter {key} through a reference kept elsewhere (a closure, a cache, another object); once "
+        f"the model is sharded such a reference is the old whole tensor, which is never trained",
+        "read the parameter as an attribute of the module that registers it",
+    )
 
 
 class Tracer(TorchDispatchMode):
@@ -56,9 +67,13 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         span, is_recompute = self._stack.place()
         module = span.module if span is not None else LOSS
+        tensors = tensors_of(args, kwargs)
+        for tensor in tensors:
+            if type(tensor) is nn.Parameter and id(tensor) in self._log.real_keys:
+                raise _alias_error(module, self._log.real_keys[id(tensor)])
         out = run_op(func, args, kwargs, self._values, module)
         if func not in ANSWERED:
-            self._record(facts_of(func), args, kwargs, tensors_of(args, kwargs), out, span, module, is_recompute)
+            self._record(facts_of(func), args, kwargs, tensors, out, span, module, is_recompute)
         return out
 
     def _record(

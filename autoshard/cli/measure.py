@@ -19,8 +19,8 @@ import msgspec
 from autoshard.cli.options import positive
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
-from autoshard.errors import RequestError
-from autoshard.plan import Plan, load_plan
+from autoshard.errors import Difference, PlanMismatchError, RequestError
+from autoshard.plan import Plan, fingerprint, load_plan
 from autoshard.plan.measurement import Measurement
 from autoshard.report import Table, format_table
 from autoshard.request import OPTIMIZERS, Request, resolve
@@ -145,10 +145,12 @@ def measure_model_file(
         request = Request(
             device=found[0] if found else "cpu", devices=decisions.num_devices, optimizer=plan.provenance.optimizer
         )
+        model = build_model(model_file)
+        require_same_model(plan, model)
         progress("capturing one training step")
         dtype = "float32" if plan.precision.param == "same" else plan.precision.param
         graph = capture(
-            build_model(model_file),
+            model,
             pair,
             loss=model_file.loss,
             entry=plan.entry,
@@ -162,6 +164,29 @@ def measure_model_file(
             require_memory(max(whole + timeline.steady_bytes, timeline.peak_bytes), free_bytes(), spec)
         progress("training")
         return timeline, _train(model_file, decisions, pair, device, num_steps), backend
+
+
+def require_same_model(plan: Plan, model: "nn.Module") -> None:
+    """Refuse a model that the plan was not made for.
+
+    Raises:
+        PlanMismatchError: modules that the plan names are missing, or the fingerprint is another.
+    """
+    from autoshard.capture import fingerprint_items
+
+    named = {module for unit in plan.units for module in unit.modules} | set(plan.recompute)
+    named |= {method.module for method in plan.methods}
+    there = {fqn for fqn, _ in model.named_modules(remove_duplicate=False)}
+    missing = [
+        Difference(where=fqn, planned="a module of that name", found="none")
+        for fqn in sorted(named)
+        if fqn not in there
+    ]
+    found = fingerprint(fingerprint_items(model), named)
+    if found != plan.fingerprint:
+        missing.append(Difference(where="fingerprint", planned=plan.fingerprint, found=found))
+    if missing:
+        raise PlanMismatchError(tuple(missing))
 
 
 def compare(timeline: "Timeline", measurement: Measurement) -> tuple[Row, ...]:

@@ -13,7 +13,7 @@ from autoshard.cli.source import plan_source
 from autoshard.errors import PlanFormatError
 from autoshard.plan import Plan, encode_plan, require_supported, save_plan
 from autoshard.plan.save import require_writable
-from autoshard.report import format_plan, format_table, format_verdict, memory_table, units_table
+from autoshard.report import format_diagnostics, format_plan, format_table, format_verdict, memory_table, units_table
 from autoshard.request import LEVELS, resolve
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def _print(args: argparse.Namespace, result: "PlanResult") -> None:
     else:
         write_text(f"{format_verdict(plan)}\nwritten to {args.output}; `autoshard inspect {args.output}` shows it all")
         write_text(f"\n{format_table(units_table(plan))}\n\n{format_table(memory_table(plan))}")
+        if warnings := [found for found in plan.diagnostics if found.severity != "note"]:
+            write_text(f"\n{format_diagnostics(tuple(warnings))}")
 
 
 def _warn_if_unsupported(plan: Plan) -> None:

@@ -8,6 +8,10 @@ import msgspec
 from autoshard.errors import RequestError
 from autoshard.hardware.profile import DeviceProfile
 
+MIN_RATE = 1_000
+"""No device has fewer bytes, or does fewer operations or moves fewer bytes in a second."""
+MIN_COUNT = {"devices_per_node": 1}
+
 
 def known_profiles() -> tuple[str, ...]:
     """Names of the profiles that come with autoshard, sorted."""
@@ -50,8 +54,8 @@ def _decode(source: str, text: bytes) -> DeviceProfile:
         **{f"flops_per_second.{dtype}": rate for dtype, rate in profile.flops_per_second.items()},
     }
     for where, count in counts.items():
-        if count <= 0:
-            raise RequestError("device", source, f"a device profile; {where} must be above 0, got {count}")
+        if count < MIN_COUNT.get(where.partition(".")[0], MIN_RATE):
+            raise RequestError("device", source, f"a device profile; {where} is too small: {count}")
     for part in ("compute", "memory", "link"):
         if not 0 < profile.achievable.get(part, 0) <= 1:
             raise RequestError("device", source, f"a device profile; achievable.{part} must lie in (0, 1]")

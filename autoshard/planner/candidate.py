@@ -68,7 +68,7 @@ def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Can
         precision=Precision(param=question.param_dtype, reduce=question.reduce_dtype),
         units=tuple(units),
         recompute=chosen.recompute,
-        methods=tuple(Method(module=module, method=method) for module, method in space.methods),
+        methods=tuple(Method(module=fqn, method=name) for fqn, name in space.methods if any(fqn in u for u in order)),
         replicated=space.replicated,
         reduce_unused=space.reduce_unused,
         rebuilt_buffers=space.rebuilt_buffers,

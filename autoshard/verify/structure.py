@@ -144,8 +144,9 @@ def forced_decisions(subject: Subject) -> Iterator[Finding]:
     """What the model leaves no choice about stands in the plan."""
     space = subject.analysis.space
     methods = {(method.module, method.method) for method in subject.plan.methods}
+    members = {module for modules in subject.units for module in modules}
     for module, method in space.methods:
-        if (module, method) not in methods:
+        if module in members and (module, method) not in methods:
             message = f"its method {method} runs the unit but is not registered"
             yield finding("AS239", module, message, "add it to the plan's methods")
     if space.reduce_unused and not subject.plan.reduce_unused:

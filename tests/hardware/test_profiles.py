@@ -56,10 +56,11 @@ def test_own_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"memory_bytes": 0}, "memory_bytes must be above 0"),
-        ({"devices_per_node": -1}, "devices_per_node must be above 0"),
-        ({"flops_per_second": {"bfloat16": 1}}, "flops_per_second.float32 is missing"),
-        ({"flops_per_second": {"float32": 0}}, "flops_per_second.float32 must be above 0"),
+        ({"memory_bytes": 0}, "memory_bytes is too small: 0"),
+        ({"devices_per_node": -1}, "devices_per_node is too small: -1"),
+        ({"flops_per_second": {"bfloat16": 1000}}, "flops_per_second.float32 is missing"),
+        ({"flops_per_second": {"float32": 0}}, "flops_per_second.float32 is too small: 0"),
+        ({"flops_per_second": {"float32": 1}}, "flops_per_second.float32 is too small: 1"),
         ({"achievable": {"compute": 1.5, "memory": 0.5, "link": 0.5}}, "achievable.compute must lie in (0, 1]"),
         ({"achievable": {"compute": 0.5, "memory": 0.5}}, "achievable.link must lie in (0, 1]"),
         ({"memory_bytes": 1000}, "the headroom is more than the memory"),

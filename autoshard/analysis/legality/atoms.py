@@ -155,7 +155,7 @@ def _unused(fqn: str) -> Finding:
         code="AS204",
         severity="warning",
         where=fqn,
-        message="it never runs with these inputs; as a unit of its own it is never unsharded",
+        message="it never runs with these inputs; where it is a unit of its own, it is never unsharded",
         remedy="nothing if no rank ever runs it; if some inputs reach it, plan with such inputs",
     )
 
