@@ -7,6 +7,7 @@ sure that all ranks hold the same, ``mesh`` makes the device mesh, ``apply`` doe
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from autoshard.errors import RequestError
 from autoshard.plan import Decisions, require_supported
 from autoshard.runtime.agree import exchange, failed, report_of, require_agreement
 from autoshard.runtime.apply import apply
@@ -42,6 +43,7 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
         The same model.
 
     Raises:
+        RequestError: an argument is of another type. Nothing has been changed.
         PlanFormatError: the plan asks for what this release does not apply. Nothing has been changed.
         PlanMismatchError: the plan is for another model or mesh; all differences. Nothing has been changed.
         RankDisagreementError: ranks hold different plans or models; raised on all of them. Nothing has been changed.
@@ -63,6 +65,10 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
         >>> dist.destroy_process_group()
     """
     try:
+        if not isinstance(plan, Decisions):
+            raise RequestError("plan", plan, "a Plan or its Decisions; load_plan(path) reads a file")
+        if not isinstance(model, nn.Module):
+            raise RequestError("model", type(model).__name__, "a torch.nn.Module")
         require_supported(plan)
         mixed_precision(plan.precision)
         matched, differences = match(model, plan, mesh)

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from autoshard.errors import PlanFormatError, PlanMismatchError
+from autoshard.errors import PlanFormatError, PlanMismatchError, RequestError
 from autoshard.plan import Decisions, Method, Precision
 from autoshard.runtime import apply_plan
 from tests.runtime.models import Block, Scaled, Stack, TiedLM
@@ -153,3 +153,10 @@ def test_what_cannot_be_applied_yet_is_refused_by_name() -> None:
         apply_plan(Stack(), decide(Stack(), [*ROOT], offload="host"))
     with pytest.raises(PlanFormatError, match=r"\$\.precision\.param"):
         apply_plan(Stack(), decide(Stack(), [*ROOT], precision=Precision(param="float33")))
+
+
+@pytest.mark.parametrize("plan", [None, "plan.json", {}])
+@pytest.mark.usefixtures("group_of_two")
+def test_what_is_no_plan_is_told_as_such(plan: object) -> None:
+    with pytest.raises(RequestError, match="load_plan"):
+        apply_plan(Stack(), plan)  # type: ignore[arg-type]
