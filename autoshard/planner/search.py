@@ -163,14 +163,11 @@ def _with_recompute(analysis: Analysis, shapes: Sequence[Candidate], prices: _Pr
     """
     found = []
     for chosen in shapes:
-        inside = {module for unit in chosen.units for module in unit}
-        blocks = tuple(fqn for fqn in analysis.space.recomputable if _may_recompute(analysis, fqn, inside))
+        blocks = _blocks_without_units(analysis, chosen)
         every = candidate(chosen.units, chosen.kept, blocks)
         if not blocks:
             if prices.question.recompute == "full" and prices.fits(chosen):
-                found.append(
-                    chosen
-                )  # nothing may recompute: what was asked is done, and the first line says "no block"
+                found.append(chosen)  # all that may recompute does: nothing, as the plan's first line says
             continue
         if not prices.fits(every):
             continue
@@ -184,11 +181,16 @@ def _with_recompute(analysis: Analysis, shapes: Sequence[Candidate], prices: _Pr
     return found
 
 
-def _may_recompute(analysis: Analysis, fqn: str, modules: set[str]) -> bool:
-    """None of a candidate's modules is strictly inside the block, and the block is not a part of one of them."""
+def _blocks_without_units(analysis: Analysis, chosen: Candidate) -> tuple[str, ...]:
+    """The blocks that may recompute, have no unit strictly inside, and are not a part of a unit."""
     parents = {atom.module: atom.parent for atom in analysis.space.atoms}
-    above = {fqn: _above(parents, fqn) for fqn in (fqn, *modules)}
-    return not above[fqn] & modules and not any(fqn in above[module] for module in modules)
+    modules = {module for unit in chosen.units for module in unit}
+    around_units = set().union(*(_above(parents, module) for module in modules))
+    return tuple(
+        fqn
+        for fqn in analysis.space.recomputable
+        if fqn not in around_units and modules.isdisjoint(_above(parents, fqn))
+    )
 
 
 def _above(parents: dict[str, str], fqn: str) -> set[str]:
