@@ -8,10 +8,10 @@ recompute saves most for what it costs, and like blocks are decided alike.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoshard.analysis.findings import Finding, condense
 from autoshard.analysis.order import Run, runs
 from autoshard.analysis.repeats import repeated_blocks
 from autoshard.errors import Diagnostic
+from autoshard.findings import Finding, condense
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 

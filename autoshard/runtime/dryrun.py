@@ -31,8 +31,8 @@ from autoshard.capture.storages import StorageLog
 from autoshard.capture.tree import ModuleTree, dtype_name, is_dtensor
 from autoshard.capture.values import Values, may_keep
 from autoshard.errors import ApplyError, CaptureError, Diagnostic, PlanFormatError, PlanMismatchError
+from autoshard.findings import Finding, condense
 from autoshard.plan import Decisions
-from autoshard.runtime.findings import Finding, condense
 from autoshard.runtime.reads import Reads
 from autoshard.runtime.sandbox import fake_mesh, put_back
 from autoshard.runtime.unit_watch import UnitRecord, UnitWatch

@@ -15,7 +15,7 @@ from autoshard.capture.ops import facts_of, run_op, tensors_of
 from autoshard.capture.spans import ModuleStack
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.values import Values
-from autoshard.runtime.findings import Finding
+from autoshard.findings import Finding
 from autoshard.runtime.unit_watch import UnitRecord, UnitWatch
 
 

@@ -34,8 +34,8 @@ from autoshard.capture.containers import map_tensors
 from autoshard.capture.inputs import Pair
 from autoshard.capture.loss import find_loss
 from autoshard.errors import AutoshardError, Diagnostic
+from autoshard.findings import Finding, condense
 from autoshard.plan import Axis, Decisions, Plan, Precision, decisions_of
-from autoshard.runtime.findings import Finding, condense
 from autoshard.runtime.unit_watch import UnitWatch
 
 WORLD = 2

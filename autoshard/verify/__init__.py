@@ -5,8 +5,8 @@ Where it asks the same as a rule of the legal space it gives the same code.
 """
 
 from autoshard.analysis import Analysis
-from autoshard.analysis.findings import condense
 from autoshard.errors import Diagnostic
+from autoshard.findings import condense
 from autoshard.ir import ModelGraph
 from autoshard.plan.schema import Decisions
 from autoshard.verify.rules import RULES

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from autoshard.analysis.findings import Finding
+from autoshard.findings import Finding
 from autoshard.verify import structure, units
 from autoshard.verify.subject import Subject
 

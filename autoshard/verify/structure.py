@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from autoshard.analysis.findings import Finding
 from autoshard.analysis.ownership import unit_digest
+from autoshard.findings import Finding
 from autoshard.verify.subject import Subject, finding, named
 
 

@@ -6,10 +6,10 @@ Names that the graph does not have are kept apart; the rules go on with the rest
 from dataclasses import dataclass
 
 from autoshard.analysis import Analysis
-from autoshard.analysis.findings import Finding
 from autoshard.analysis.order import Run, runs
 from autoshard.analysis.ownership import owners
 from autoshard.errors import Severity
+from autoshard.findings import Finding
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan.schema import Decisions

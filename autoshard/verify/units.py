@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from autoshard.analysis.findings import Finding
 from autoshard.analysis.on_demand import on_demand
 from autoshard.analysis.order import Run
 from autoshard.analysis.updates import sharded_updates
+from autoshard.findings import Finding
 from autoshard.ir import LOSS, ParamInfo
 from autoshard.plan.schema import Decisions
 from autoshard.verify.subject import Subject, finding, named

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.analysis import LegalSpace, analyze
-from autoshard.analysis.findings import Finding, condense, pattern
 from autoshard.analysis.legality import params as param_rules
 from autoshard.errors import Diagnostic
 from autoshard.ir.tree import Tree
@@ -399,18 +398,6 @@ class TestHooks:
     def test_modules_that_take_no_hooks(self, trait: str) -> None:
         space = space_of(mod("", mod("a", w=(2,), traits=(trait,))))
         assert (only(space, "AS202").where, only(space, "AS202").severity) == ("a", "error")
-
-
-def test_findings_are_condensed_by_cause() -> None:
-    findings = [
-        Finding(code="AS203", severity="note", where="a.1.x", message="read by a.1"),
-        Finding(code="AS203", severity="note", where="a.2.x", message="read by a.2"),
-        Finding(code="AS203", severity="note", where="b", message="read by b"),
-        Finding(code="AS210", severity="error", where="c", message="scalar"),
-    ]
-    assert [each.where for each in condense(findings)] == ["c", "a.1.x", "b"]
-    assert condense(findings)[1].message == "read by a.1 (and 1 more alike: a.*.x)"
-    assert pattern("model.layers.10.mlp has 12 rows, 0.norm too") == "model.layers.*.mlp has 12 rows, *.norm too"
 
 
 @settings(max_examples=150, deadline=None)

@@ -5,13 +5,13 @@
 """
 
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.findings import condense
 from autoshard.analysis.legality.atoms import Draft, find_atoms, outermost
 from autoshard.analysis.legality.lists import groupable_pairs, joint_sets
 from autoshard.analysis.legality.params import choose_shard_dims, param_findings
 from autoshard.analysis.legality.root import hookless_modules, must_keep_root
 from autoshard.analysis.recompute import recomputable
 from autoshard.analysis.space import Atom, LegalSpace
+from autoshard.findings import condense
 
 __all__ = ["legal_space"]
 

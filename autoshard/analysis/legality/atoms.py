@@ -14,9 +14,9 @@ subtree except what lies in a required atom below. Three rules make other atoms 
 from dataclasses import dataclass, field
 
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.findings import Finding
 from autoshard.analysis.legality.modules import bar, is_never_used
 from autoshard.analysis.legality.params import is_replicated
+from autoshard.findings import Finding
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from autoshard.analysis.access import reader, uncovered_reads
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.findings import Finding
 from autoshard.analysis.order import Run
 from autoshard.errors import Severity
+from autoshard.findings import Finding
 
 Keys = tuple[str, ...]
 

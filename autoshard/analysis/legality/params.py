@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.findings import Finding
 from autoshard.errors import Severity
+from autoshard.findings import Finding
 from autoshard.ir import LOSS, ParamInfo
 
 SMALL_WASTE_BYTES = 64 * 2**10

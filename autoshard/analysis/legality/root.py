@@ -1,9 +1,9 @@
 """Rules about the root, which is a unit in every plan, and about what no plan can help."""
 
 from autoshard.analysis.facts import Facts
-from autoshard.analysis.findings import Finding
 from autoshard.analysis.legality.atoms import Draft, outermost, trainable_dtypes
 from autoshard.analysis.legality.modules import hidden_output
+from autoshard.findings import Finding
 from autoshard.ir import LOSS
 
 

@@ -1,7 +1,7 @@
-"""Findings of the rules, and how many alike become one diagnostic.
+"""Findings of the rules and of the checks that run a model, and how many alike become one diagnostic.
 
 The same rule bars the same module of every block; a user wants to read it once. Findings are alike if they have one
-code, one severity, and one cause: the message, unless the rule names another.
+code, one severity, and one cause: the message, unless whoever found it names another.
 """
 
 import re
@@ -17,17 +17,17 @@ _PATH = re.compile(r"\w+(?:\.\w+)+")
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rule says about one module or parameter.
+    """What was found about one unit, module or parameter.
 
     Attributes:
-        code: of the rule.
-        severity: of the rule.
+        code: of the diagnostic.
+        severity: of the diagnostic.
         where: FQN of the module or parameter, ``(root)`` for the root.
-        message: the reason.
+        message: what was found.
         remedy: what to do.
-        cause: findings of one rule and one cause become one diagnostic; empty for the message.
+        cause: findings of one code and one cause become one diagnostic; empty for the message.
     """
 
     code: str
