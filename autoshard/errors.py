@@ -49,16 +49,18 @@ class RequestError(AutoshardError, ValueError):
         field: the option or field, as the user writes it.
         value: what was given.
         expected: what would have been right.
+        remedy: what to do.
     """
 
     exit_code = 2
 
-    def __init__(self, field: str, value: object, expected: str) -> None:
-        super().__init__(field, value, expected)
-        self.field, self.value, self.expected = field, value, expected
+    def __init__(self, field: str, value: object, expected: str, remedy: str = "") -> None:
+        remedy = remedy or f"correct {field}; `autoshard COMMAND --help` lists what each option takes"
+        super().__init__(field, value, expected, remedy)
+        self.field, self.value, self.expected, self.remedy = field, value, expected, remedy
 
     def __str__(self) -> str:
-        return f"{self.field}: got {self.value!r}, expected {self.expected}"
+        return f"{self.field}: got {_short(self.value)}, expected {self.expected}\n  remedy: {self.remedy}"
 
 
 class ModelLoadError(AutoshardError):
@@ -178,7 +180,7 @@ class PlanFormatError(AutoshardError, ValueError):
     """A plan file is not a plan.
 
     Attributes:
-        where: JSON path, ``$`` for the whole file.
+        where: JSON path, ``$`` for the whole text, empty if there is no text to read.
         reason: what is wrong there.
         source: the file, empty if the text came from elsewhere.
     """
@@ -191,6 +193,8 @@ class PlanFormatError(AutoshardError, ValueError):
 
     def __str__(self) -> str:
         source = f"{self.source}: " if self.source else ""
+        if not self.where:
+            return f"{source}{self.reason}\n  remedy: name a file that `autoshard plan -o` or save_plan wrote"
         return f"{source}not a valid plan at {self.where}: {self.reason}"
 
 
@@ -255,17 +259,24 @@ class RankDisagreementError(AutoshardError):
     Attributes:
         what: what differs (``plan`` or ``model``).
         groups: ranks that agree with each other, one tuple for each version.
+        difference: the first point in which the versions differ: what each of the first two groups holds there.
     """
 
     exit_code = 5
 
-    def __init__(self, what: str, groups: tuple[tuple[int, ...], ...]) -> None:
-        super().__init__(what, groups)
-        self.what, self.groups = what, groups
+    def __init__(
+        self, what: str, groups: tuple[tuple[int, ...], ...], difference: tuple[str, str] | None = None
+    ) -> None:
+        super().__init__(what, groups, difference)
+        self.what, self.groups, self.difference = what, groups, difference
 
     def __str__(self) -> str:
-        listed = "; ".join("ranks " + ", ".join(map(str, group)) for group in self.groups)
-        return f"the ranks do not hold the same {self.what}: {listed}\n  remedy: give every rank the same {self.what}"
+        listed = "; ".join(map(_ranks, self.groups))
+        lines = [f"the ranks do not hold the same {self.what}: {listed}"]
+        if self.difference is not None:
+            held = (f"{_ranks(ranks)}: {what}" for ranks, what in zip(self.groups, self.difference, strict=False))
+            lines.append(f"  first difference: {'; '.join(held)}")
+        return "\n".join([*lines, f"  remedy: give every rank the same {self.what}"])
 
 
 class ApplyError(AutoshardError):
@@ -304,3 +315,13 @@ class VerificationError(AutoshardError):
     def __str__(self) -> str:
         listed = "\n  ".join(str(v) for v in self.violations)
         return f"the plan is not right for this model ({len(self.violations)} violations):\n  {listed}"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+
+
+def _short(value: object) -> str:
+    """The value on one line of a message, however large it is."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:150]} … {text[-40:]}"

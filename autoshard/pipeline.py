@@ -176,9 +176,9 @@ def run_pipeline(
 ) -> PlanResult:
     """All stages in order; ``assumed`` is what was assumed of the model and its inputs before."""
     if not isinstance(request, Request):
-        raise RequestError("request", request, "an autoshard.Request")
+        raise RequestError("request", request, "an autoshard.Request", "write request=autoshard.Request(devices=8, …)")
     if loss is not None and not callable(loss):
-        raise RequestError("loss", loss, "a function from the outputs to one scalar")
+        raise RequestError("loss", loss, "a function from the outputs to one scalar", "write loss=lambda outputs: …")
     if not isinstance(entry, str) or not entry.isidentifier():
         raise RequestError("entry", entry, "the name of a method of the model")
     _require_level(verify, frontend)
@@ -310,7 +310,12 @@ def _require_level(level: str, frontend: str) -> None:
     if level not in LEVELS:
         raise RequestError("verify", level, " or ".join(LEVELS))
     if level == "dry-run" and frontend == "tree":
-        raise RequestError("verify", level, "rules, since a plan made from the module tree alone has no step to run")
+        raise RequestError(
+            "verify",
+            level,
+            "rules, since a plan made from the module tree alone has no step to run",
+            "give example inputs and leave out frontend=tree, or verify by the rules",
+        )
 
 
 def _device_kind(plan: Decisions) -> str:
@@ -355,8 +360,9 @@ def _capture(
         raise RequestError(
             "inputs",
             None,
-            "the inputs of one training step: define example_inputs() in the model file, or pass inputs=(args, "
-            "kwargs); frontend=tree plans from the module tree alone and marks the plan as assumed",
+            "the inputs of one training step",
+            "define example_inputs() in the model file, or pass inputs=(args, kwargs); frontend=tree plans from the "
+            "module tree alone and marks the plan as assumed",
         )
     return capture(
         model,
@@ -374,9 +380,16 @@ def _methods(model: "nn.Module", named: tuple[str, ...]) -> tuple[tuple[str, str
     for text in named:
         module, colon, method = text.rpartition(":")
         if not colon or not method:
-            raise RequestError("method", text, "MODULE:METHOD, such as codec:encode")
+            raise RequestError(
+                "method",
+                text,
+                "MODULE:METHOD, such as codec:encode",
+                "name the module by its path and the method by its name",
+            )
         if module not in modules:
-            raise RequestError("method", text, f"a module of the model; there is no {module}")
+            raise RequestError(
+                "method", text, f"a module of the model; there is no {module}", "name one of model.named_modules()"
+            )
         if method.startswith("__") or not callable(getattr(modules[module], method, None)):
             raise RequestError("method", text, f"a method of {module or 'the root'} ({type(modules[module]).__name__})")
         pairs.append((module, method))

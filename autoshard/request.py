@@ -170,7 +170,12 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
         except ValueError as error:
             raise RequestError("memory", request.memory, str(error)) from None
         if allowed_bytes > profile.memory_bytes:
-            raise RequestError("memory", request.memory, f"at most {profile.memory_bytes} bytes on {profile.name}")
+            raise RequestError(
+                "memory",
+                request.memory,
+                f"at most {profile.memory_bytes} bytes on {profile.name}",
+                "ask for less, or name another --device",
+            )
 
     precision = request.precision
     if precision is None:

@@ -47,7 +47,10 @@ EXAMPLES: dict[str, tuple[AutoshardError, int]] = {
         PlanMismatchError(tuple(Difference(where=f"p{i}", planned="(2, 3)", found="(3, 2)") for i in range(22))),
         5,
     ),
-    "RankDisagreementError": (RankDisagreementError("plan", ((0, 2), (1,))), 5),
+    "RankDisagreementError": (
+        RankDisagreementError("plan", ((0, 2), (1,)), ("units[0].reshard: true", "units[0].reshard: false")),
+        5,
+    ),
     "ApplyError": (ApplyError(("norm", ""), "shard", "ValueError: no parameters"), 7),
     "VerificationError": (VerificationError((TIED,)), 8),
 }
@@ -102,3 +105,19 @@ def test_fields_carry_the_data() -> None:
 def test_a_diagnostic_in_one_line() -> None:
     assert str(TIED) == "AS203 error: head: is tied to embed — untie them"
     assert str(UNUSED) == "AS299 error: (root): holds no parameter"
+
+
+def test_each_error_of_the_user_has_a_remedy_line() -> None:
+    for name in ("RequestError", "ModelLoadError", "CaptureError", "PlanMismatchError", "RankDisagreementError"):
+        assert str(EXAMPLES[name][0]).splitlines()[-1].startswith("  remedy: "), name
+    assert str(RequestError("devices", 0, "1 or more", "count them")).endswith("\n  remedy: count them")
+
+
+def test_a_large_value_does_not_fill_the_screen() -> None:
+    assert len(str(RequestError("plan", "x" * 10_000, "a plan"))) < 400
+
+
+def test_ranks_that_agree_are_told_by_number() -> None:
+    error = RankDisagreementError("model", ((0,), (1, 2), (3,)), ("parameter a", "parameter b"))
+    assert "rank 0; ranks 1, 2; rank 3" in str(error)
+    assert "first difference: rank 0: parameter a; ranks 1, 2: parameter b" in str(error)

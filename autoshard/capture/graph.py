@@ -102,9 +102,16 @@ def read_tree(model: nn.Module, entry: str) -> ModuleTree:
         CaptureError: a module does not know its shapes yet.
     """
     if not isinstance(model, nn.Module):
-        raise RequestError("model", type(model).__name__, "a torch.nn.Module")
+        raise RequestError(
+            "model", type(model).__name__, "a torch.nn.Module", "give the module itself, not its class or its output"
+        )
     if not callable(getattr(model, entry, None)):
-        raise RequestError("entry", entry, f"the name of a method of {type(model).__name__}")
+        raise RequestError(
+            "entry",
+            entry,
+            f"the name of a method of {type(model).__name__}",
+            "name the method that runs one training step, or none for forward",
+        )
     tree = ModuleTree(model)
     try:
         TopologicalSorter({fqn: module.children for fqn, module in tree.modules.items()}).prepare()

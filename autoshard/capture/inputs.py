@@ -43,13 +43,16 @@ def read_pairs(
         inputs = inputs(**_accepted(inputs, asked))
     elif asked:
         raise RequestError(
-            " and ".join(asked), asked, "no size of its own, since the inputs are fixed; give a function"
+            " and ".join(asked),
+            ", ".join(map(str, asked.values())),
+            "no size, since the inputs are fixed",
+            "give a function of batch and seq that returns the inputs",
         )
     if _is_pair(inputs):
         return ((tuple(inputs[0]), dict(inputs[1])),)
     if isinstance(inputs, list | tuple) and inputs and all(_is_pair(pair) for pair in inputs):
         return tuple((tuple(args), dict(kwargs)) for args, kwargs in inputs)
-    raise RequestError("inputs", _describe(inputs), EXPECTED)
+    raise RequestError("inputs", _describe(inputs), EXPECTED, "return them in this form")
 
 
 def input_infos(pair: Pair) -> tuple[InputInfo, ...]:
@@ -94,7 +97,8 @@ def _accepted(function: Callable[..., Any], asked: dict[str, int]) -> dict[str, 
         raise RequestError(
             " and ".join(refused),
             ", ".join(str(asked[field]) for field in refused),
-            f"nothing, since {name}() has no such parameter; write it as {name}({wanted})",
+            f"nothing, since {name}() has no such parameter",
+            f"write it as {name}({wanted})",
         )
     return asked
 

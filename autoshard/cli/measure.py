@@ -283,8 +283,8 @@ def require_memory(needed: int, free: int | None, model: str) -> None:
         "model",
         f"{model}, which needs {format_bytes(needed)} here",
         f"a model and a plan that fit into {format_bytes(int(free * (1 - RESERVE)))} ({format_bytes(free)} are free, "
-        f"{RESERVE:.0%} of them left alone): take a smaller configuration, --batch or --seq, or measure on the "
-        "devices with torchrun",
+        f"{RESERVE:.0%} of them left alone)",
+        "take a smaller configuration, --batch or --seq, or measure on the devices with torchrun",
     )
 
 
@@ -323,7 +323,9 @@ def _train(model_file: "ModelFile", plan: Plan, pair: Any, device: str, num_step
     with user_code(model_file.source, model_file.path, "building the model failed"):
         model = model_file.build()
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise RequestError("model", "on the meta device", "a factory that returns a model with its parameters")
+        raise RequestError(
+            "model", "on the meta device", "a model with its parameters", "let the factory build it on the cpu"
+        )
     model = apply_plan(model.train(), plan)
     args, kwargs = tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, pair)
     optimizer = _optimizer(plan.provenance.optimizer, model)

@@ -90,7 +90,7 @@ def _train(args: argparse.Namespace, plan: Plan) -> tuple[Diagnostic, ...]:
         raise RequestError(
             "train",
             args.train,
-            f"a model of at most {format_bytes(MAX_BYTES)} of parameters, and this one has {format_bytes(num_bytes)}; "
+            f"a model of at most {format_bytes(MAX_BYTES)} of parameters, and this one has {format_bytes(num_bytes)}",
             "take a smaller configuration of the same classes, and a plan for it",
         )
     return train_beside_reference(functools.partial(load_for_training, args), plan, args.train)

@@ -11,6 +11,7 @@ from autoshard.hardware.profile import DeviceProfile
 MIN_RATE = 1_000
 """No device has fewer bytes, or does fewer operations or moves fewer bytes in a second."""
 MIN_COUNT = {"devices_per_node": 1}
+_REMEDY = "take a profile by name, or a copy of one as a file; docs/how-to/device-profile.md tells every field"
 
 
 def known_profiles() -> tuple[str, ...]:
@@ -33,10 +34,10 @@ def load_profile(name: str) -> DeviceProfile:
         try:
             text = Path(name).read_bytes()
         except OSError as error:
-            raise RequestError("device", name, f"a readable profile file ({error.strerror})") from None
+            raise RequestError("device", name, f"a readable profile file ({error.strerror})", _REMEDY) from None
         return _decode(name, text)
     if name not in known_profiles():
-        raise RequestError("device", name, f"one of {', '.join(known_profiles())}, or a profile's .json file")
+        raise RequestError("device", name, f"one of {', '.join(known_profiles())}, or a profile's .json file", _REMEDY)
     return _decode(name, (resources.files("autoshard.hardware") / "profiles" / f"{name}.json").read_bytes())
 
 
@@ -44,7 +45,7 @@ def _decode(source: str, text: bytes) -> DeviceProfile:
     try:
         profile = msgspec.json.decode(text, type=DeviceProfile)
     except msgspec.DecodeError as error:
-        raise RequestError("device", source, f"a device profile; {error}") from None
+        raise RequestError("device", source, f"a device profile; {error}", _REMEDY) from None
     counts = {
         "memory_bytes": profile.memory_bytes,
         "memory_bytes_per_second": profile.memory_bytes_per_second,
@@ -55,12 +56,12 @@ def _decode(source: str, text: bytes) -> DeviceProfile:
     }
     for where, count in counts.items():
         if count < MIN_COUNT.get(where.partition(".")[0], MIN_RATE):
-            raise RequestError("device", source, f"a device profile; {where} is too small: {count}")
+            raise RequestError("device", source, f"a device profile; {where} is too small: {count}", _REMEDY)
     for part in ("compute", "memory", "link"):
         if not 0 < profile.achievable.get(part, 0) <= 1:
-            raise RequestError("device", source, f"a device profile; achievable.{part} must lie in (0, 1]")
+            raise RequestError("device", source, f"a device profile; achievable.{part} must lie in (0, 1]", _REMEDY)
     if "float32" not in profile.flops_per_second:
-        raise RequestError("device", source, "a device profile; flops_per_second.float32 is missing")
+        raise RequestError("device", source, "a device profile; flops_per_second.float32 is missing", _REMEDY)
     if profile.headroom_bytes >= profile.memory_bytes:
-        raise RequestError("device", source, "a device profile; the headroom is more than the memory")
+        raise RequestError("device", source, "a device profile; the headroom is more than the memory", _REMEDY)
     return profile

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 
 import msgspec
 
-from autoshard.errors import Diagnostic, PlanFormatError, PlanVersionError
+from autoshard.errors import Diagnostic, PlanFormatError, PlanVersionError, RequestError
 from autoshard.plan.rules import MAX_INT, quote, violations
 from autoshard.plan.schema import VERSION, Plan, Precision
 from autoshard.plan.supported import require_supported
+from autoshard.sizes import format_bytes
 
 MAX_FILE_BYTES = 64 * 2**20
 """A plan of a hundred thousand units is a third of this; anything larger is not a plan."""
@@ -41,25 +43,45 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         path: the file.
 
     Raises:
+        RequestError: ``path`` is no path.
         PlanVersionError: the file has a version that this release cannot read.
-        PlanFormatError: the file cannot be read, is not a plan, or asks for what cannot be applied yet.
+        PlanFormatError: there is no such file, or it is not a plan, or it asks for what cannot be applied yet.
 
     Examples:
         >>> load_plan("no/such/plan.json")
         Traceback (most recent call last):
             ...
-        autoshard.errors.PlanFormatError: no/such/plan.json: not a valid plan at $: No such file or directory
+        autoshard.errors.PlanFormatError: no/such/plan.json: no such file
+          remedy: name a file that `autoshard plan -o` or save_plan wrote
     """
+    if not isinstance(path, str | os.PathLike):
+        raise RequestError("path", path, "the path of a plan file", "give text or a pathlib.Path")
     source = os.fspath(path)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = _read(Path(path))
+    except FileNotFoundError as error:
+        raise PlanFormatError("", "no such file", source) from error
+    except IsADirectoryError as error:
+        raise PlanFormatError("", "is a folder, not a plan file", source) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise PlanFormatError("$", reason, source) from error
+        raise PlanFormatError("", f"cannot be read: {reason}", source) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise PlanFormatError("", f"is larger than {format_bytes(MAX_FILE_BYTES)}, which no plan is", source)
     plan = decode_plan(data, source)
     require_supported(plan, source)
     return plan
+
+
+def _read(path: Path) -> bytes:
+    """What the file holds, and one byte more than a plan may have; a shell's ``<(...)`` is a file as well.
+
+    A named pipe to which nobody writes would be waited for without end.
+    """
+    if stat.S_ISFIFO(path.stat().st_mode) and Path(os.path.realpath(path)).exists():
+        raise ValueError("it is a named pipe")
+    with path.open("rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)
 
 
 def decode_plan(data: bytes, source: str = "") -> Plan:

@@ -22,13 +22,17 @@ _FIRST = ("version", "fingerprint")
 FIELD_ORDER = (*_FIRST, *(name for name in Plan.__struct_fields__ if name not in _FIRST))
 """Fields of a plan in the order of the file: what is applied, then what is for people."""
 
+_ELSEWHERE = "name a file in a folder that exists and that you may write to"
+
 
 def encode_plan(plan: Plan) -> bytes:
     """The bytes of a plan file.
 
     Raises:
+        RequestError: it is no plan.
         PlanFormatError: the plan is not well formed, so that no loader would read it.
     """
+    require_plan(plan)
     for where, reason in violations(plan):
         raise PlanFormatError(where, reason)
     tree = msgspec.to_builtins(plan)
@@ -39,6 +43,17 @@ def encode_plan(plan: Plan) -> bytes:
         raise PlanFormatError("$", f"a name is not Unicode text: {error.reason}") from error
 
 
+def require_plan(plan: object) -> None:
+    """Refuse what is no plan where a plan is to be written or shown.
+
+    Raises:
+        RequestError: it is none, or decisions alone, which lack all that is for people.
+    """
+    if not isinstance(plan, Plan):
+        given = type(plan).__name__
+        raise RequestError("plan", given, "a Plan", "give what make_plan or load_plan returned")
+
+
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan file. Another reader sees the old file or the new one, never a part.
 
@@ -47,7 +62,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         path: the file; an existing one is replaced, a link is followed. Its folder must exist.
 
     Raises:
-        RequestError: the file cannot be written there. Nothing has been changed.
+        RequestError: it is no plan, or the file cannot be written there. Nothing has been changed.
         PlanFormatError: the plan is not well formed.
 
     Examples:
@@ -67,6 +82,8 @@ def require_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         RequestError: the folder does not exist, or something that is not a regular file stands there.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise RequestError("output", path, "the path of a file", "give text or a pathlib.Path")
     try:
         target = Path(os.path.realpath(path))
         has_folder = target.parent.is_dir()
@@ -74,16 +91,18 @@ def require_writable(path: str | os.PathLike[str]) -> None:
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
     if not has_folder:
-        raise RequestError("output", os.fspath(path), f"a file in a folder that exists; {target.parent} does not")
+        raise RequestError(
+            "output", os.fspath(path), f"a file in a folder that exists; {target.parent} does not", _ELSEWHERE
+        )
     if stat.S_ISDIR(mode):
-        raise RequestError("output", os.fspath(path), "a file, and this is a folder")
+        raise RequestError("output", os.fspath(path), "a file, and this is a folder", _ELSEWHERE)
     if not stat.S_ISREG(mode):
-        raise RequestError("output", os.fspath(path), "a regular file, because it is replaced as a whole")
+        raise RequestError("output", os.fspath(path), "a regular file, because it is replaced as a whole", _ELSEWHERE)
 
 
 def _cannot_write(path: str | os.PathLike[str], error: OSError | ValueError) -> RequestError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return RequestError("output", os.fspath(path), f"a file that can be written ({reason})")
+    return RequestError("output", os.fspath(path), f"a file that can be written ({reason})", _ELSEWHERE)
 
 
 def _replace(target: Path, data: bytes) -> None:

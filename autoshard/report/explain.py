@@ -24,7 +24,7 @@ def explain(code: str) -> str:
     known = list_codes()
     name = code.strip().upper()
     if name not in known:
-        raise RequestError("code", code, "one of " + ", ".join(known))
+        raise RequestError("code", code, "one of " + ", ".join(known), "`autoshard explain` without a code lists them")
     return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 

@@ -6,6 +6,7 @@ Made from the plan alone, so that ``autoshard inspect`` shows of a file what ``a
 import textwrap
 
 from autoshard.plan import Plan, Precision
+from autoshard.plan.save import require_plan
 from autoshard.report.findings import format_diagnostics
 from autoshard.report.folding import fold_names
 from autoshard.report.table import format_table
@@ -29,6 +30,9 @@ def format_plan(plan: Plan, *, detail: bool = False) -> str:
         plan: the plan.
         detail: show notes and every repeated diagnostic too.
 
+    Raises:
+        RequestError: it is no plan.
+
     Examples:
         >>> import torch, autoshard
         >>> request = autoshard.Request(device="cpu", devices=2, memory="1GiB", precision="fp32")
@@ -36,6 +40,7 @@ def format_plan(plan: Plan, *, detail: bool = False) -> str:
         >>> format_plan(plan).partition(":")[0]
         'cpu × 2'
     """
+    require_plan(plan)
     parts = [
         format_verdict(plan),
         "\n".join(_settings(plan)),

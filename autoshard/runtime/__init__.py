@@ -66,9 +66,11 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
     """
     try:
         if not isinstance(plan, Decisions):
-            raise RequestError("plan", plan, "a Plan or its Decisions; load_plan(path) reads a file")
+            raise RequestError("plan", plan, "a Plan or its Decisions", "read a file with load_plan(path)")
         if not isinstance(model, nn.Module):
-            raise RequestError("model", type(model).__name__, "a torch.nn.Module")
+            raise RequestError(
+                "model", type(model).__name__, "a torch.nn.Module", "give the model first, then the plan"
+            )
         require_supported(plan)
         mixed_precision(plan.precision)
         matched, differences = match(model, plan, mesh)
@@ -76,7 +78,7 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
     except Exception as error:
         exchange(failed(error), mesh)
         raise
-    require_agreement(own, exchange(own, mesh))
+    require_agreement(own, exchange(own, mesh), model, plan, mesh)
     assert matched is not None
     warn_of_size(plan, matched.num_shards)
     try:
@@ -88,5 +90,5 @@ def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None
     except Exception as error:
         exchange(failed(error), mesh)
         raise
-    require_agreement(own, exchange(own, mesh))
+    require_agreement(own, exchange(own, mesh), model, plan, mesh)
     return model

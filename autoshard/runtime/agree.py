@@ -2,12 +2,15 @@
 
 FSDP2 itself never compares: ranks with different units hang, or exchange wrong values without an error where sizes
 happen to be equal. So before the first collective of the model every rank tells every other what it holds and whether
-its own checks passed, and after ``fully_shard`` once more how that went. Both are one small ``all_gather_object``.
+its own checks passed, and after ``fully_shard`` once more how that went. Both are one small ``all_gather_object``; only
+where digests differ, one rank of each of two groups tells in a second one all that it holds.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
 
 import msgspec
 import torch.distributed as dist
@@ -29,6 +32,7 @@ class RankReport:
         model: digest of the model's parameters and modules, in their order.
         differences: what ``match`` found.
         failure: what stopped this rank otherwise, empty if nothing did.
+        lines: what stands behind a digest, line by line; told only where ranks disagree.
     """
 
     rank: int = -1
@@ -36,11 +40,12 @@ class RankReport:
     model: str = ""
     differences: tuple[Difference, ...] = ()
     failure: str = ""
+    lines: tuple[str, ...] = ()
 
 
 def report_of(model: nn.Module, plan: Decisions, differences: tuple[Difference, ...]) -> RankReport:
     """The report of this rank."""
-    return RankReport(plan=_plan_digest(plan), model=_model_digest(model), differences=differences)
+    return RankReport(plan=_digest(plan_lines(plan)), model=_digest(model_lines(model)), differences=differences)
 
 
 def failed(error: Exception) -> RankReport:
@@ -67,12 +72,17 @@ def exchange(report: RankReport, mesh: DeviceMesh | None) -> tuple[RankReport, .
     return tuple(sorted(reports, key=lambda one: one.rank))
 
 
-def require_agreement(own: RankReport, reports: Sequence[RankReport]) -> None:
+def require_agreement(
+    own: RankReport, reports: Sequence[RankReport], model: nn.Module, plan: Decisions, mesh: DeviceMesh | None
+) -> None:
     """Raise, on every rank, if one of them may not go on.
 
     Args:
         own: the report of this rank.
         reports: the reports of all ranks, as ``exchange`` returns them.
+        model: of this rank, to tell what differs.
+        plan: of this rank, to tell what differs.
+        mesh: over which the reports were exchanged.
 
     Raises:
         RankDisagreementError: ranks hold different plans, or different models.
@@ -87,7 +97,9 @@ def require_agreement(own: RankReport, reports: Sequence[RankReport]) -> None:
         for report in reports:
             groups.setdefault(getattr(report, what), []).append(report.rank)
         if len(groups) > 1:
-            raise RankDisagreementError(what, tuple(tuple(ranks) for ranks in groups.values()))
+            found = tuple(tuple(ranks) for ranks in groups.values())
+            lines = model_lines(model) if what == "model" else plan_lines(plan)
+            raise RankDisagreementError(what, found, _first_difference(found, tuple(lines), mesh))
     if own.differences:
         raise PlanMismatchError(own.differences)
     for report in reports:
@@ -99,29 +111,57 @@ def require_agreement(own: RankReport, reports: Sequence[RankReport]) -> None:
             raise PlanMismatchError(elsewhere)
 
 
-def _plan_digest(plan: Decisions) -> str:
-    """Digest of what is applied; what a plan says for people may differ."""
-    fingerprint = plan.fingerprint if isinstance(plan, Plan) else ""
-    driving = (_driving(plan), fingerprint)
-    return hashlib.sha256(msgspec.json.encode(driving, order="deterministic")).hexdigest()
+def _first_difference(
+    groups: tuple[tuple[int, ...], ...], lines: tuple[str, ...], mesh: DeviceMesh | None
+) -> tuple[str, str]:
+    """What two groups hold where they differ first. Every rank calls it; one of each group tells its lines."""
+    first, second = groups[0][0], groups[1][0]
+    told = exchange(RankReport(lines=lines if dist.get_rank() in (first, second) else ()), mesh)
+    by_rank = {report.rank: report.lines for report in told}
+    pairs = zip_longest(by_rank[first], by_rank[second], fillvalue="nothing more")
+    return next(pair for pair in pairs if pair[0] != pair[1])
 
 
-def _driving(plan: Decisions) -> Decisions:
-    return Decisions(**{name: getattr(plan, name) for name in Decisions.__struct_fields__})
+def _digest(lines: Iterator[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
 
 
-def _model_digest(model: nn.Module) -> str:
-    """Digest of names, ties, shapes, dtypes and ``requires_grad`` in their order.
+def plan_lines(plan: Decisions) -> Iterator[str]:
+    """What is applied, one decision a line; what a plan says for people may differ."""
+    for name in Decisions.__struct_fields__:
+        value = getattr(plan, name)
+        if isinstance(value, tuple):
+            yield f"{name}: {len(value)} of them"
+            for index, item in enumerate(value):
+                yield from _fields(f"{name}[{index}]", item)
+        else:
+            yield from _fields(name, value)
+    yield f"fingerprint: {plan.fingerprint if isinstance(plan, Plan) else 'none'}"
+
+
+def _fields(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            yield from _fields(f"{name}.{field}", getattr(value, field))
+    else:
+        yield f"{name}: {msgspec.json.encode(value, order='deterministic').decode()}"
+
+
+def model_lines(model: nn.Module) -> Iterator[str]:
+    """Names, ties, shapes, dtypes and ``requires_grad`` in their order.
 
     The order counts here (not in the fingerprint): ranks that gather the same parameters in another order exchange
     wrong values. The device does not: one rank may hold the weights while the others are on meta.
     """
-    first: dict[int, int] = {}
-    digest = hashlib.sha256()
-    for index, (key, param) in enumerate(model.named_parameters(remove_duplicate=False)):
-        tie = first.setdefault(id(param), index)
-        shape = "lazy" if isinstance(param, UninitializedParameter) else tuple(param.shape)
-        digest.update(f"{key}\0{tie}\0{shape}\0{param.dtype}\0{param.requires_grad}\n".encode())
+    first: dict[int, str] = {}
+    for key, param in model.named_parameters(remove_duplicate=False):
+        shape = "no shape yet" if isinstance(param, UninitializedParameter) else list(param.shape)
+        dtype = str(param.dtype).removeprefix("torch.")
+        tie = first.setdefault(id(param), key)
+        trains = "trained" if param.requires_grad else "frozen"
+        yield f"parameter {key} {dtype} {shape} {trains}" + (f" tied to {tie}" if tie != key else "")
     for fqn, _ in model.named_modules(remove_duplicate=False):
-        digest.update(f"{fqn}\n".encode())
-    return digest.hexdigest()
+        yield f"module {fqn or '(root)'}"

@@ -19,6 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from autoshard.capture import fingerprint_items
 from autoshard.errors import Difference
 from autoshard.plan import Decisions, Plan, fingerprint
+from autoshard.runtime.extras import added_params
 from autoshard.runtime.mesh import found_num_shards, mesh_differences
 from autoshard.runtime.ownership import Ownership, holders, ownership, unit_digest
 
@@ -149,6 +150,13 @@ def _unit_differences(plan: Decisions, owned: Ownership) -> list[Difference]:
     for unit, params in zip(plan.units, owned.params, strict=True):
         where = ", ".join(fqn or "(root)" for fqn in unit.modules)
         num_bytes = sum(param.nbytes for param in params.values())
+        added = added_params(unit, params)
+        found += [
+            Difference(
+                where=key, planned="no such parameter", found=f"one of shape {tuple(params[key].shape)} in {where}"
+            )
+            for key in added
+        ]
         if len(params) != unit.num_params:
             found.append(_of_unit(where, f"{unit.num_params} parameters", f"{len(params)} parameters"))
         if num_bytes != unit.num_bytes:

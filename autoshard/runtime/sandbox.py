@@ -33,8 +33,8 @@ def fake_mesh(plan: Decisions, world: int | None = None) -> Iterator[DeviceMesh]
         raise RequestError(
             "process group",
             f"{dist.get_backend()} of {dist.get_world_size()}",
-            "none: a dry run makes a fake one of the plan's size, so run it before init_process_group or in a process "
-            "of its own",
+            "none: a dry run makes a fake one of the plan's size",
+            "run it before init_process_group, or in a process of its own",
         )
     shape = tuple(axis.size for axis in plan.mesh)
     if world is not None and world != plan.num_devices:

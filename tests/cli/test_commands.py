@@ -150,21 +150,28 @@ def test_inspect_brings_a_plan_into_its_one_form(cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "No such file"),
         ("", "empty"),
         ("{}", "version"),
         ('{"version": 2}', "version 2 is not supported"),
         (encode_plan(full_plan()).decode(), "cannot be applied by this release yet"),
     ],
 )
-def test_inspect_refuses_what_is_no_plan(cli, tmp_path: Path, text: str | None, words: str) -> None:
+def test_inspect_refuses_what_is_no_plan(cli, tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "plan.json"
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     done = cli("inspect", path)
     assert (done.code, done.out) == (4, "")
     assert done.err.startswith(f"autoshard: error: {path}: not a valid plan at $")
     assert words in done.err
+
+
+def test_inspect_of_a_file_that_is_not_there(cli, tmp_path: Path) -> None:
+    done = cli("inspect", tmp_path / "plan.json")
+    assert (done.code, done.out) == (4, "")
+    assert done.err == (
+        f"autoshard: error: {tmp_path}/plan.json: no such file\n"
+        "  remedy: name a file that `autoshard plan -o` or save_plan wrote\n"
+    )
 
 
 def test_names_in_a_plan_do_not_steer_the_terminal(cli, tmp_path: Path) -> None:

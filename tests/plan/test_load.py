@@ -1,6 +1,7 @@
 """Every way in which a file is not a plan has an error with the JSON path; nothing else is ever raised."""
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autoshard.errors import PlanFormatError, PlanVersionError
+from autoshard.errors import PlanFormatError, PlanVersionError, RequestError
 from autoshard.plan import Decisions, decode_plan, encode_plan, load_plan, require_supported, save_plan
 from autoshard.plan.rules import PRECISION_DTYPES
 from autoshard.request import DTYPE_BYTES
@@ -231,18 +232,38 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("name", "words"), [("missing.json", "No such file"), (".", "directory"), ("a\0b", "null")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("missing.json", "no such file"), (".", "is a folder"), ("a\0b", "null"), ("pipe", "is a named pipe")],
+)
 def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, words: str) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: reading would wait for ever
     with pytest.raises(PlanFormatError) as caught:
         load_plan(f"{tmp_path}/{name}")
-    assert caught.value.where == "$"
+    assert caught.value.where == ""
+    assert "not a valid plan" not in str(caught.value)
+    assert "\n  remedy: " in str(caught.value)
     assert words in caught.value.reason
     assert caught.value.source == f"{tmp_path}/{name}"
 
 
 def test_an_endless_file_is_refused() -> None:
-    with pytest.raises(PlanFormatError, match="larger"):
+    with pytest.raises(PlanFormatError, match=r"larger than 64\.0 MiB"):
         load_plan("/dev/zero")
+
+
+def test_a_pipe_of_the_shell_is_a_file(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, encode_plan(small_plan()))
+    os.close(writer)
+    assert load_plan(f"/dev/fd/{reader}") == small_plan()
+    os.close(reader)
+
+
+@pytest.mark.parametrize("path", [5, None, b"plan.json"])
+def test_what_is_no_path(path: Any) -> None:
+    with pytest.raises(RequestError, match="the path of a plan file"):
+        load_plan(path)
 
 
 @pytest.mark.parametrize(

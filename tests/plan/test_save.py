@@ -8,6 +8,8 @@ import pytest
 
 from autoshard.errors import PlanFormatError, RequestError
 from autoshard.plan import decode_plan, encode_plan, load_plan, save_plan
+from autoshard.plan.schema import decisions_of
+from autoshard.report import format_plan
 from tests.plans import deep_plan, full_plan, small_plan, unit
 
 PLANS = {"small": small_plan, "full": full_plan, "deep": deep_plan}
@@ -19,6 +21,20 @@ def test_round_trip_of_plans_and_of_bytes(name: str) -> None:
     data = encode_plan(plan)
     assert decode_plan(data) == plan
     assert encode_plan(decode_plan(data)) == data
+
+
+@pytest.mark.parametrize("value", [None, 42, "plan.json", decisions_of(small_plan())])
+def test_what_is_no_plan_is_told_as_such(tmp_path: Path, value: object) -> None:
+    for write in (encode_plan, lambda plan: save_plan(plan, tmp_path / "plan.json"), format_plan):
+        with pytest.raises(RequestError, match="expected a Plan\n  remedy: "):
+            write(value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", [5, None, b"plan.json"])
+def test_what_is_no_path_is_told_as_such(path: object) -> None:
+    with pytest.raises(RequestError, match="the path of a file"):
+        save_plan(small_plan(), path)
 
 
 def test_bytes_do_not_depend_on_the_order_of_mappings() -> None:

@@ -21,6 +21,14 @@ BLOCKS = [((f"layers.{i}",), True) for i in range(3)]
 ROOT = ((("",), False),)
 
 
+class Frozen(Stack):
+    """One parameter does not train, two layers deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[2].norm.bias.requires_grad = False
+
+
 class Reordered(Stack):
     """The same names, in another order."""
 
@@ -52,6 +60,8 @@ def test_another_plan_on_one_rank() -> None:
     for error in _errors(try_ranks(_apply, [plan, plan, other], [Stack], world=3, seconds=30), RankDisagreementError):
         assert error.what == "plan"
         assert error.groups == ((0, 1), (2,))
+        assert error.difference == ("units: 4 of them", "units: 3 of them")
+        assert "ranks 0, 1: units: 4 of them; rank 2: units: 3 of them" in str(error)
 
 
 def test_another_order_of_parameters_on_one_rank() -> None:
@@ -59,6 +69,19 @@ def test_another_order_of_parameters_on_one_rank() -> None:
     for error in _errors(try_ranks(_apply, [plan], [Stack, Reordered], seconds=30), RankDisagreementError):
         assert error.what == "model"
         assert error.groups == ((0,), (1,))
+        here, there = ([key for key, _ in model.named_parameters()] for model in (Stack(), Reordered()))
+        first = next(index for index, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1])
+        assert [text.split()[1] for text in error.difference] == [here[first], there[first]]
+
+
+def test_the_first_difference_of_models_and_of_plans_is_told() -> None:
+    plan = decide(Stack(), [*BLOCKS, *ROOT])
+    for error in _errors(try_ranks(_apply, [plan], [Stack, Frozen], seconds=30), RankDisagreementError):
+        key = "parameter layers.2.norm.bias float32 [14]"
+        assert error.difference == (f"{key} trained", f"{key} frozen")
+    kept = decide(Stack(), [*BLOCKS[:2], (("layers.2",), False), *ROOT])
+    for error in _errors(try_ranks(_apply, [plan, kept], [Stack], seconds=30), RankDisagreementError):
+        assert error.difference == ("units[2].reshard: true", "units[2].reshard: false")
 
 
 def test_over_both_axes_of_a_given_mesh() -> None:
@@ -66,6 +89,7 @@ def test_over_both_axes_of_a_given_mesh() -> None:
     outcomes = try_ranks(_apply, [plan, plan, plan, other], [Stack], True, world=4, seconds=30)
     for error in _errors(outcomes, RankDisagreementError):
         assert error.groups == ((0, 1, 2), (3,))
+        assert error.difference == ("units: 4 of them", "units: 1 of them")
 
 
 def _sharded_on_one_rank(rank: int, world: int, plan: Decisions) -> None:

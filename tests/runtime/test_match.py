@@ -57,8 +57,43 @@ def test_all_units_that_are_other() -> None:
     del other.layers[2].norm
     other.head = nn.Linear(14, 6)
     found = _differences(other, plan)
-    assert set(found) == {"unit layers.0", "unit layers.1", "unit layers.2", "unit (root)"}
+    assert set(found) == {"layers.0.attend.bias", "unit layers.0", "unit layers.1", "unit layers.2", "unit (root)"}
     assert found["unit layers.0"] == f"{(28 + 196 + 14 + 330 + 322) * 4} bytes"
+
+
+class TestAddedParameters:
+    """What is new in a model is named, although a plan knows the digests of its keys only."""
+
+    def test_a_new_module_in_a_unit_and_one_in_the_root(self) -> None:
+        plan, other = decide(Stack(), [*BLOCKS, *ROOT]), Stack()
+        other.layers[1].adapter = nn.Linear(14, 3)
+        other.tail = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+        found = _differences(other, plan)
+        added = {key for key in found if not key.startswith("unit ")}
+        assert added == {
+            "layers.1.adapter.weight", "layers.1.adapter.bias", "tail.0.weight", "tail.0.bias", "tail.1.weight",
+            "tail.1.bias",
+        }  # fmt: skip
+        assert found["layers.1.adapter.weight"] == "one of shape (3, 14) in layers.1"
+
+    def test_pairs_beside_several_modules_as_low_rank_adapters_are(self) -> None:
+        plan, other = decide(Stack(), [(("layers",), True), *ROOT]), Stack()
+        for block in other.layers:
+            block.expand.low_a, block.expand.low_b = nn.Linear(14, 2, bias=False), nn.Linear(2, 23, bias=False)
+            block.attend.low_a, block.attend.low_b = nn.Linear(14, 2, bias=False), nn.Linear(2, 14, bias=False)
+        plan = decide(Stack(), [*BLOCKS, *ROOT])
+        found = {key for key in _differences(other, plan) if not key.startswith("unit ")}
+        before = {key for key, _ in Stack().named_parameters()}
+        assert found == {key for key, _ in other.named_parameters() if key not in before}
+        assert len(found) == 12
+
+    def test_where_names_changed_as_well_nothing_is_made_up(self) -> None:
+        plan, other = decide(Stack(), [*BLOCKS, *ROOT]), Stack()
+        other.layers[0].renamed = other.layers[0].norm
+        del other.layers[0].norm
+        other.layers[0].extra = nn.Linear(2, 2)
+        found = _differences(other, plan)
+        assert set(found) == {"unit layers.0"}
 
 
 def test_a_tie_that_the_plan_does_not_know() -> None:
