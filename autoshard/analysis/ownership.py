@@ -36,12 +36,8 @@ def owners(
     owned = []
     for modules in units:
         roots = [canonical(tree, module) for module in modules]
-        keys: dict[str, None] = {}
-        seen: set[str] = set()
-        for root in roots:
-            _claim(tree, root, taken, seen, keys)
+        owned.append(_claimed(tree, roots, taken, left_out))
         taken.update(roots)
-        owned.append(tuple(key for key in keys if key not in left_out))
     return tuple(owned)
 
 
@@ -51,6 +47,16 @@ def canonical(tree: Tree, path: str) -> str:
     if fqn is None:
         raise KeyError(path)
     return fqn
+
+
+def _claimed(tree: Tree, roots: list[str], taken: set[str], left_out: frozenset[str]) -> tuple[str, ...]:
+    if len(roots) == 1 and not left_out and taken.isdisjoint(tree.below(roots[0])):
+        return tree.keys(roots[0])
+    keys: dict[str, None] = {}
+    seen: set[str] = set()
+    for root in roots:
+        _claim(tree, root, taken, seen, keys)
+    return tuple(key for key in keys if key not in left_out)
 
 
 def _claim(tree: Tree, root: str, taken: set[str], seen: set[str], keys: dict[str, None]) -> None:

@@ -17,9 +17,21 @@ class Tree:
         params: parameters by key, in the order of the graph.
         parents: canonical FQNs of all parents by FQN; two or more for a shared module.
         post_order: FQNs of all modules, children before parents, the root last.
+        held_order: place of each parameter where children's parameters come before a module's own.
     """
 
-    __slots__ = ("_above", "_below", "_canonical", "_keys", "nodes", "params", "parents", "post_index", "post_order")
+    __slots__ = (
+        "_above",
+        "_below",
+        "_canonical",
+        "_keys",
+        "held_order",
+        "nodes",
+        "params",
+        "parents",
+        "post_index",
+        "post_order",
+    )
 
     def __init__(self, graph: ModelGraph) -> None:
         self.nodes: dict[str, ModuleNode] = {node.fqn: node for node in graph.modules}
@@ -31,6 +43,10 @@ class Tree:
         self.parents = {fqn: tuple(found) for fqn, found in parents.items()}
         self.post_order = _post_order(self.nodes)
         self.post_index = {fqn: index for index, fqn in enumerate(self.post_order)}
+        self.held_order: dict[str, int] = {}
+        for fqn in self.post_order:
+            for key in self.nodes[fqn].own_params:
+                self.held_order.setdefault(key, len(self.held_order))
         self._canonical = {alias: node.fqn for node in graph.modules for alias in (node.fqn, *node.aliases)}
         self._below: dict[str, frozenset[str]] = {}
         self._above: dict[str, frozenset[str]] = {}

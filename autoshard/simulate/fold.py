@@ -12,13 +12,13 @@ The order of allocations and frees within an event is that of FSDP2's own code (
 No device has confirmed the clock rules yet; the byte rules are compared with measured runs in tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from autoshard.cost import Group, all_reduce_ns
-from autoshard.simulate.event import Event
+from autoshard.simulate.event import Event, Phase
 from autoshard.simulate.optimizer import OptimizerSizes
 from autoshard.simulate.profile import StepProfile
 from autoshard.simulate.units import UnitSizes
@@ -131,7 +131,7 @@ class _Draft(msgspec.Struct, gc=False):
     replicate_ns: int
     copied_ns: int
     deferred_bytes: int
-    arrivals: tuple[tuple[int, int], ...]
+    arrivals: dict[int, int]
     inputs: tuple[tuple[int, int], ...]
     reduced_ns: int
     exposed_ns: int
@@ -141,7 +141,7 @@ class _Draft(msgspec.Struct, gc=False):
         self.live[kind] += num_bytes
         self.total += num_bytes
         if self.total > self.high:
-            self.high, self.high_live = self.total, tuple(self.live)
+            self.high, self.high_live, self.high_op = self.total, tuple(self.live), -1
 
     def wait(self, until_ns: int) -> None:
         """Compute waits for communication."""
@@ -169,6 +169,58 @@ def advance(setup: Setup, state: State, event: Event) -> State:
     return _freeze(draft)
 
 
+class Summit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A phase of the step in short.
+
+    Attributes:
+        phase: of the step.
+        high: most bytes alive at once in it.
+        high_live: what they were, by kind.
+        high_op: op during which that was, -1 if it was not an op.
+        event: index of the event during which it was first.
+        end_bytes: alive at its end.
+    """
+
+    phase: Phase
+    high: int
+    high_live: tuple[int, ...]
+    high_op: int
+    event: int
+    end_bytes: int
+
+
+def fold(setup: Setup, first: State, events: Sequence[Event]) -> tuple[tuple[Summit, ...], State]:
+    """All events in turn: the summit of each phase, in the order of the phases, and the device after the last event.
+
+    The same rules as ``advance`` event by event, without the states between.
+    """
+    draft = _thaw(first)
+    summits: list[Summit] = []
+    at, phase = 0, events[0].phase if events else "forward"
+    for index, event in enumerate(events):
+        if event.phase != phase:
+            summits.append(_summit(draft, phase, at))
+            at, phase = index, event.phase
+            draft.high, draft.high_live, draft.high_op = draft.total, tuple(draft.live), -1
+        before = draft.high
+        _RULES[event.kind](setup, draft, event)
+        if draft.high > before:
+            at = index
+    summits.append(_summit(draft, phase, at))
+    return tuple(summits), _freeze(draft)
+
+
+def _summit(draft: _Draft, phase: Phase, event: int) -> Summit:
+    return Summit(
+        phase=phase,
+        high=draft.high,
+        high_live=draft.high_live,
+        high_op=draft.high_op,
+        event=event,
+        end_bytes=draft.total,
+    )
+
+
 def _hook(setup: Setup, draft: _Draft, event: Event) -> None:
     draft.host_ns += setup.unit_host_ns
 
@@ -183,14 +235,13 @@ def _gather(setup: Setup, draft: _Draft, event: Event) -> None:
         draft.add(_TEMPORARIES, -unit.cast_bytes)
         end_ns = max(draft.gather_ns, draft.shard_ns, draft.host_ns) + unit.gather_ns
         draft.gather_ns = draft.shard_ns = end_ns
-    draft.arrivals = (*draft.arrivals, (event.unit, end_ns))
+    draft.arrivals[event.unit] = end_ns
 
 
 def _copy_out(setup: Setup, draft: _Draft, event: Event) -> None:
     """``wait_for_unshard``: the buffer before is freed only when this copy-out is done."""
     unit = setup.units[event.unit]
-    draft.wait(dict(draft.arrivals)[event.unit])
-    draft.arrivals = tuple(arrival for arrival in draft.arrivals if arrival[0] != event.unit)
+    draft.wait(draft.arrivals.pop(event.unit))
     draft.compute_ns += unit.copy_out_ns
     cast_bytes = 0 if unit.buffer_bytes else unit.cast_bytes
     draft.add(_UNSHARDED_PARAMS, unit.unsharded_bytes)
@@ -306,8 +357,7 @@ def _average(setup: Setup, draft: _Draft, event: Event) -> None:
 
 def _settle(setup: Setup, draft: _Draft, event: Event) -> None:
     if event.drops_gather:
-        draft.wait(dict(draft.arrivals)[event.unit])
-        draft.arrivals = tuple(arrival for arrival in draft.arrivals if arrival[0] != event.unit)
+        draft.wait(draft.arrivals.pop(event.unit))
         draft.add(_ALL_GATHER, -setup.units[event.unit].buffer_bytes)
     if event.reduction is not None:
         draft.add(_REDUCE_SCATTER, -event.reduction.output_bytes)
@@ -360,7 +410,7 @@ def _thaw(state: State) -> _Draft:
         state.replicate_ns,
         state.copied_ns,
         state.deferred_bytes,
-        state.arrivals,
+        dict(state.arrivals),
         state.inputs,
         state.reduced_ns,
         state.exposed_ns,
@@ -380,7 +430,7 @@ def _freeze(draft: _Draft) -> State:
         replicate_ns=draft.replicate_ns,
         copied_ns=draft.copied_ns,
         deferred_bytes=draft.deferred_bytes,
-        arrivals=draft.arrivals,
+        arrivals=tuple(draft.arrivals.items()),
         inputs=draft.inputs,
         reduced_ns=draft.reduced_ns,
         exposed_ns=draft.exposed_ns,

@@ -79,7 +79,7 @@ class _Replay:
         self.of_module = {module: group for group in self.groups for module in group.sizes.modules}
         self.states = self._all_states(graph)
         self.order: list[_Group] = []
-        self.backward_hooks: list[tuple[tuple[int, int, int], Callable[[], Iterator[Event]]]] = []
+        self.backward_hooks: list[tuple[tuple[int, int, int], Callable[[], None]]] = []
         self.replay_root: _Group | None = None
         self.num_inputs_alive = 0
         self.is_reducing = False
@@ -88,6 +88,7 @@ class _Replay:
         self.phase: Phase = "forward"
         self.owner = {key: group for group in self.groups for key in group.sizes.keys}
         self.births = self._births()
+        self.events: list[Event] = []
 
     def _all_states(self, graph: ModelGraph) -> list[_Group]:
         """``all_states``: pre-order of the tree by the first member, each unit once."""
@@ -100,24 +101,25 @@ class _Replay:
                 self.owner[moment.key].waiting.append(moment)
         return [(moment.born, moment.key) for moment in self.profile.gradients]
 
-    def run(self) -> Iterator[Event]:
-        yield from self._forward()
+    def run(self) -> list[Event]:
+        self._forward()
         self.phase = "backward"
-        yield from self._backward()
+        self._backward()
         self.phase = "optimizer"
-        yield self._event("optimizer")
-        yield self._event("zero grad")
+        self._event("optimizer")
+        self._event("zero grad")
+        return self.events
 
     # -- forward
 
-    def _forward(self) -> Iterator[Event]:
+    def _forward(self) -> None:
         for at, is_entry, run, module in self._forward_hooks():
-            yield from self._compute(at)
+            self._compute(at)
             if is_entry:
-                yield from self._pre_forward(module, run)
+                self._pre_forward(module, run)
             else:
-                yield from self._post_forward(module, run)
-        yield from self._compute(self.profile.num_forward)
+                self._post_forward(module, run)
+        self._compute(self.profile.num_forward)
 
     def _forward_hooks(self) -> Iterator[tuple[int, bool, ModuleRun, str]]:
         """(position, is it an entry, run, module), nested as the calls were."""
@@ -133,7 +135,7 @@ class _Replay:
             done, name = stack.pop()
             yield done.forward[1], False, done, name
 
-    def _pre_forward(self, module: str, run: ModuleRun) -> Iterator[Event]:
+    def _pre_forward(self, module: str, run: ModuleRun) -> None:
         group = self.of_module[module]
         if not group.to_run:
             group.to_run = set(group.sizes.modules)
@@ -143,28 +145,28 @@ class _Replay:
             group.entered = run
         if not group.has_params:
             return
-        yield self._event("hook", group)
-        yield from self._gather(group)
-        yield from self._wait(group, is_deferred=True)
+        self._event("hook", group)
+        self._gather(group)
+        self._wait(group, is_deferred=True)
         if is_first and run.inputs_need_grad and run.backward is not None:
             # ``RegisterPostBackwardFunction``: at one position the ends of inner modules come first.
             self._in_backward(run.backward[1], _POST_BACKWARD, -run.rank, self._post_backward, group)
 
-    def _post_forward(self, module: str, run: ModuleRun) -> Iterator[Event]:
+    def _post_forward(self, module: str, run: ModuleRun) -> None:
         group = self.of_module[module]
         if module in group.to_run:
             group.to_run.discard(module)
             if not group.to_run:
-                yield from self._complete_forward(group, run)
+                self._complete_forward(group, run)
         if group is self.root:
             for state in reversed(self.states):
                 # ``_force_complete_incomplete_states``: its hook stands on the root's output.
                 if state is not group and state.to_run:
-                    yield from self._complete_forward(state, run)
+                    self._complete_forward(state, run)
                     state.to_run.clear()
-            yield self._event("flush", group)
+            self._event("flush", group)
 
-    def _complete_forward(self, group: _Group, run: ModuleRun) -> Iterator[Event]:
+    def _complete_forward(self, group: _Group, run: ModuleRun) -> None:
         group.training = "idle"
         if run.output_needs_grad and run.backward is not None:
             # At one position the hook of the inner module was registered first on the same tensor.
@@ -172,64 +174,62 @@ class _Replay:
         if not group.has_params:
             return
         if group.sizes.reshard:
-            yield from self._reshard(group)
+            self._reshard(group)
         group.places.append(len(self.order))
         self.order.append(group)
 
     # -- backward
 
-    def _in_backward(
-        self, at: int, turn: int, tie: int, hook: Callable[..., Iterator[Event]], *subject: _Group | str
-    ) -> None:
+    def _in_backward(self, at: int, turn: int, tie: int, hook: Callable[..., None], *subject: _Group | str) -> None:
         self.backward_hooks.append(((at, turn, tie), partial(hook, *subject)))
 
-    def _backward(self) -> Iterator[Event]:
+    def _backward(self) -> None:
         for module in self.of_module:
             for first, stop in self.profile.replays.get(module, ()):
                 self._in_backward(first, _REPLAY, first - stop, self._pre_forward_again, module)
                 self._in_backward(stop, _REPLAYED, stop - first, self._post_forward_again, module)
         for (at, _, _), hook in sorted(self.backward_hooks, key=lambda item: item[0]):
-            yield from self._compute(at)
-            yield from hook()
-        yield from self._compute(self.profile.num_ops)
-        yield from self._final_callback()
+            self._compute(at)
+            hook()
+        self._compute(self.profile.num_ops)
+        self._final_callback()
 
-    def _pre_forward_again(self, module: str) -> Iterator[Event]:
+    def _pre_forward_again(self, module: str) -> None:
         """``_pre_forward`` of a module that runs again: a unit inside the recomputed part is gathered as in forward."""
         group = self.of_module[module]
         if group.training == "pre-backward":
-            yield from self._gather(group)
-            yield from self._wait(group, is_deferred=False)
+            self._gather(group)
+            self._wait(group, is_deferred=False)
             return
         if self.replay_root is None:
             self.replay_root = group
         group.training = "forward"
-        yield self._event("hook", group)
-        yield from self._gather(group)
-        yield from self._wait(group, is_deferred=True)
+        self._event("hook", group)
+        self._gather(group)
+        self._wait(group, is_deferred=True)
 
-    def _post_forward_again(self, module: str) -> Iterator[Event]:
+    def _post_forward_again(self, module: str) -> None:
         """``_post_forward`` during backward: it does not reshard, nor count for the prefetch order."""
         group = self.of_module[module]
         if group.training == "forward":
             group.training = "idle"
         if group is self.replay_root:
             self.replay_root = None
-            yield self._event("flush", group)
+            self._event("flush", group)
 
-    def _pre_backward(self, group: _Group) -> Iterator[Event]:
+    def _pre_backward(self, group: _Group) -> None:
         if not group.has_params or group.training == "pre-backward":
             return
         group.training = "pre-backward"
-        yield self._event("hook", group)
-        yield from self._gather(group)
-        yield from self._wait(group, is_deferred=False)
+        self._event("hook", group)
+        self._gather(group)
+        self._wait(group, is_deferred=False)
         if group.places:
             place = group.places.pop()
             if place > 0:
-                yield from self._gather(self.order[place - 1])
+                self._gather(self.order[place - 1])
 
-    def _post_backward(self, group: _Group) -> Iterator[Event]:
+    def _post_backward(self, group: _Group) -> None:
         if not group.has_params:
             return
         group.training = "post-backward"
@@ -239,70 +239,72 @@ class _Replay:
         if self.decisions.reduce_unused:
             unused = {key for key, _ in group.sizes.gradients} - keys
         reduction = group.sizes.reduction(keys, unused) if group.was_gathered else None
-        yield from self._reshard(group, reduction)
+        self._reshard(group, reduction)
         if self.num_inputs_alive:
-            yield self._event("release", group)
+            self._event("release", group)
             self.num_inputs_alive -= 1
         if reduction is None:
             return
-        yield from self._settle(group)
-        yield self._event("reduce", group, reduction=reduction, is_accumulated=keys | unused <= group.reduced)
+        self._settle(group)
+        self._event("reduce", group, reduction=reduction, is_accumulated=keys | unused <= group.reduced)
         group.reduced |= keys | unused
         self.num_inputs_alive += 1
         self.is_reducing = True
         if self.decisions.num_devices > self.decisions.num_shards and reduction.is_cast:
             group.holds_reduced = reduction
 
-    def _settle(self, group: _Group) -> Iterator[Event]:
+    def _settle(self, group: _Group) -> None:
         """``_all_reduce_state = None``: the buffer of the unit's last all-reduce is freed."""
         if group.holds_reduced is not None:
-            yield self._event("settle", group, reduction=group.holds_reduced)
+            self._event("settle", group, reduction=group.holds_reduced)
             group.holds_reduced = None
 
-    def _final_callback(self) -> Iterator[Event]:
+    def _final_callback(self) -> None:
         """``_root_post_backward_final_callback``: what is left, unit by unit; each waits for all reductions so far."""
         for group in self.states:
             if not group.has_params:
                 continue
             if group.training != "post-backward":
-                yield from self._post_backward(group)
+                self._post_backward(group)
             if self.is_reducing:
-                yield self._event("finish", group)
+                self._event("finish", group)
                 self.is_reducing = False
-            yield from self._settle(group)
+            self._settle(group)
             if group.is_pending:
                 # A prefetch that nobody waited for.
-                yield self._event("settle", group, drops_gather=True)
+                self._event("settle", group, drops_gather=True)
                 group.is_pending = False
         for _ in range(self.num_inputs_alive):
-            yield self._event("release", self.root)
+            self._event("release", self.root)
         self.num_inputs_alive = 0
 
     # -- both
 
-    def _gather(self, group: _Group) -> Iterator[Event]:
+    def _gather(self, group: _Group) -> None:
         if not group.has_params or group.is_pending or group.is_unsharded:
             return
         group.is_pending = True
-        yield self._event("gather", group)
+        self._event("gather", group)
 
-    def _wait(self, group: _Group, is_deferred: bool) -> Iterator[Event]:
+    def _wait(self, group: _Group, is_deferred: bool) -> None:
         if not group.is_pending:
             return
         group.is_pending, group.is_unsharded, group.was_gathered = False, True, True
-        yield self._event("copy out", group, is_deferred=is_deferred)
+        self._event("copy out", group, is_deferred=is_deferred)
 
-    def _reshard(self, group: _Group, reduction: Reduction | None = None) -> Iterator[Event]:
+    def _reshard(self, group: _Group, reduction: Reduction | None = None) -> None:
         if group.is_unsharded or reduction is not None:
-            yield self._event("reshard", group, reduction=reduction, is_unsharded=group.is_unsharded)
+            self._event("reshard", group, reduction=reduction, is_unsharded=group.is_unsharded)
             group.is_unsharded = False
 
-    def _compute(self, until: int) -> Iterator[Event]:
+    def _compute(self, until: int) -> None:
         """Ops up to a position, cut where the gradient of a replicated parameter is complete."""
+        if until <= self.position:
+            return
         for moment in self._averaged(until):
-            yield from self._ops(moment.complete + 1)
-            yield self._event("average", key=moment.key)
-        yield from self._ops(until)
+            self._ops(moment.complete + 1)
+            self._event("average", key=moment.key)
+        self._ops(until)
 
     def _averaged(self, until: int) -> Iterable[GradientMoment]:
         if not self.decisions.replicated:
@@ -313,7 +315,7 @@ class _Replay:
             key=lambda moment: (moment.complete, moment.key),
         )
 
-    def _ops(self, until: int) -> Iterator[Event]:
+    def _ops(self, until: int) -> None:
         if until <= self.position:
             return
         first = self.num_born
@@ -321,7 +323,7 @@ class _Replay:
             self.num_born += 1
         born = tuple(self.births[first : self.num_born])
         start, self.position = self.position, until
-        yield Event(kind="compute", phase=self.phase, start=start, stop=until, gradients=born)
+        self.events.append(Event(kind="compute", phase=self.phase, start=start, stop=until, gradients=born))
 
     def _event(
         self,
@@ -333,8 +335,8 @@ class _Replay:
         drops_gather: bool = False,
         is_accumulated: bool = False,
         is_unsharded: bool = True,
-    ) -> Event:
-        return Event(
+    ) -> None:
+        event = Event(
             kind=kind,
             phase=self.phase,
             unit=-1 if group is None else group.index,
@@ -347,6 +349,7 @@ class _Replay:
             is_accumulated=is_accumulated,
             is_unsharded=is_unsharded,
         )
+        self.events.append(event)
 
 
 def _is_inside(run: ModuleRun, outer: ModuleRun) -> bool:

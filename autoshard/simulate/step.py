@@ -6,11 +6,11 @@ from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions
 from autoshard.request import Question
-from autoshard.simulate.fold import Setup, advance, start
+from autoshard.simulate.fold import Setup, fold, start
 from autoshard.simulate.hooks import step_events
 from autoshard.simulate.optimizer import optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
-from autoshard.simulate.timeline import Collective, Entry, Timeline
+from autoshard.simulate.timeline import Collective, Timeline
 from autoshard.simulate.units import Links, unit_sizes
 
 
@@ -34,14 +34,12 @@ def simulate(
     if profile is None or profile.recompute != decisions.recompute:
         profile = profile_step(graph, question, decisions.recompute)
     setup = _setup(graph, decisions, question, profile)
-    first = state = start(setup)
-    entries = []
-    for event in step_events(graph, decisions, setup.units, profile):
-        state = advance(setup, state, event)
-        entries.append(Entry(event=event, state=state))
+    first = start(setup)
+    events = step_events(graph, decisions, setup.units, profile)
+    summits, end = fold(setup, first, events)
     params = Tree.of(graph).params
     dtypes = {key: params[key].dtype for key in decisions.replicated}
-    return Timeline(setup=setup, start=first, entries=tuple(entries), dtypes=dtypes)
+    return Timeline(setup=setup, start=first, events=events, summits=summits, end=end, dtypes=dtypes)
 
 
 def expected_collectives(

@@ -9,7 +9,7 @@ import msgspec
 from autoshard.plan import Projection
 from autoshard.request import Question
 from autoshard.simulate.event import Event
-from autoshard.simulate.fold import KINDS, Setup, State
+from autoshard.simulate.fold import KINDS, Setup, State, Summit, advance
 
 NOT_MODELLED = (
     "scratch memory that kernels allocate for themselves",
@@ -66,41 +66,54 @@ class Timeline:
     Attributes:
         setup: what stays the same over the step.
         start: the device before the step.
-        entries: the events in order.
+        events: the events in order.
+        summits: the most that is alive in each phase.
+        end: the device after the step.
         dtypes: dtype of each replicated parameter's gradient, by key.
     """
 
     setup: Setup
     start: State
-    entries: tuple[Entry, ...]
+    events: tuple[Event, ...]
+    summits: tuple[Summit, ...]
+    end: State
     dtypes: dict[str, str]
 
     @cached_property
-    def _peak(self) -> Entry:
-        return max(self.entries, key=lambda entry: entry.state.high)
+    def entries(self) -> tuple[Entry, ...]:
+        """Every event with the device after it, folded again: the search needs the summits alone."""
+        state, entries = self.start, []
+        for event in self.events:
+            state = advance(self.setup, state, event)
+            entries.append(Entry(event=event, state=state))
+        return tuple(entries)
+
+    @cached_property
+    def _peak(self) -> Summit:
+        return max(self.summits, key=lambda summit: summit.high)
 
     @property
     def peak_bytes(self) -> int:
         """The most that is alive at once over the step."""
-        return self._peak.state.high
+        return self._peak.high
 
     @property
     def by_kind(self) -> dict[str, int]:
         """What the peak is made of, kinds without bytes left out."""
-        return {kind: size for kind, size in zip(KINDS, self._peak.state.high_live, strict=True) if size}
+        return {kind: size for kind, size in zip(KINDS, self._peak.high_live, strict=True) if size}
 
     @property
     def peak_unit(self) -> str:
         """Name of the unit at whose event the peak stands, of the module whose op it is, or of the optimizer."""
-        entry = self._peak
-        if entry.event.kind == "compute" and entry.state.high_op >= 0:
-            return self.setup.profile.labels[entry.state.high_op][0]
-        return self.unit_name(entry.event) or entry.event.phase
+        event = self.events[self._peak.event]
+        if event.kind == "compute" and self._peak.high_op >= 0:
+            return self.setup.profile.labels[self._peak.high_op][0]
+        return self.unit_name(event) or event.phase
 
     @property
     def peak_at(self) -> str:
         """Where the peak stands: phase, unit or module, and what happens there."""
-        return self.describe(self._peak)
+        return self._describe(self.events[self._peak.event], self._peak.high_op)
 
     @property
     def steady_bytes(self) -> int:
@@ -112,30 +125,29 @@ class Timeline:
     @property
     def step_ns(self) -> int:
         """Time of the step."""
-        return max(self.entries[-1].state.compute_ns, self.entries[-1].state.host_ns)
+        return max(self.end.compute_ns, self.end.host_ns)
 
     @property
     def exposed_ns(self) -> int:
         """Part of it in which compute waits for communication."""
-        return self.entries[-1].state.exposed_ns
+        return self.end.exposed_ns
 
     def phase_peak_bytes(self, phase: str) -> int:
         """The most that is alive at once during ``forward``, ``backward`` or ``optimizer``."""
-        return max(entry.state.high for entry in self.entries if entry.event.phase == phase)
+        return max(summit.high for summit in self.summits if summit.phase == phase)
 
     def phase_end_bytes(self, phase: str) -> int:
         """What is alive after the last event of a phase."""
-        return sum([entry for entry in self.entries if entry.event.phase == phase][-1].state.live)
+        return [summit for summit in self.summits if summit.phase == phase][-1].end_bytes
 
     def unit_name(self, event: Event) -> str:
         """Name of an event's unit, empty if it has none."""
         return self.setup.units[event.unit].name if event.unit >= 0 else ""
 
-    def describe(self, entry: Entry) -> str:
-        """Phase, unit and what happens at an entry, for people."""
-        event, state = entry.event, entry.state
+    def _describe(self, event: Event, high_op: int) -> str:
+        """Phase, unit and what happens at an event, for people."""
         if event.kind == "compute":
-            module, target = self.setup.profile.labels[state.high_op if state.high_op >= 0 else event.start]
+            module, target = self.setup.profile.labels[high_op if high_op >= 0 else event.start]
             return f"{event.phase}, {module}: {target}"
         what = _WHAT.get(event.kind, event.kind)
         name = self.unit_name(event)
@@ -143,8 +155,7 @@ class Timeline:
 
     def collectives(self) -> Iterator[Collective]:
         """The collectives of the step in the order in which they are issued."""
-        for entry in self.entries:
-            event = entry.event
+        for event in self.events:
             unit = self.setup.units[event.unit] if event.unit >= 0 else None
             if event.kind == "gather" and unit is not None and unit.buffer_bytes:
                 yield _collective("all_gather", unit.name, event, unit.buffer_bytes, unit.gather_dtype)

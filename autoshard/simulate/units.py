@@ -10,9 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import msgspec
+from msgspec.structs import replace
+
 from autoshard.analysis.ownership import canonical, owners
 from autoshard.cost import Group, Rates, copy_ns, start_ns, wire_ns
-from autoshard.ir import ModelGraph, ParamInfo
+from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions, Precision, Unit
 from autoshard.request import DTYPE_BYTES
@@ -77,8 +80,7 @@ class Reduction:
     copy_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitSizes:
+class UnitSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes and times of one unit.
 
     Attributes:
@@ -101,6 +103,7 @@ class UnitSizes:
         shard_start_ns: start of a collective over the shards.
         replica_start_ns: start of a collective over the replicas, 0 without replicas.
         num_shards: size of the shard axis.
+        reductions: those that were asked for already, by the places of the parameters; shared by units with like ones.
     """
 
     name: str
@@ -121,6 +124,7 @@ class UnitSizes:
     shard_start_ns: int
     replica_start_ns: int
     num_shards: int
+    reductions: dict[tuple[tuple[int, ...], tuple[int, ...]], Reduction | None]
 
     def reduction(self, present: Collection[str], unused: Collection[str] = ()) -> Reduction | None:
         """The reduction of the gradients of these parameters, ``None`` if there are none.
@@ -129,7 +133,16 @@ class UnitSizes:
             present: keys of parameters that got a gradient.
             unused: keys of parameters that got none and take part with zeros.
         """
-        taken = [gradient for key, gradient in self.gradients if key in present or key in unused]
+        places = (
+            tuple([place for place, (key, _) in enumerate(self.gradients) if key in present]),
+            tuple([place for place, (key, _) in enumerate(self.gradients) if key in unused]) if unused else (),
+        )
+        if places not in self.reductions:
+            self.reductions[places] = self._reduction(*places)
+        return self.reductions[places]
+
+    def _reduction(self, present: tuple[int, ...], unused: tuple[int, ...]) -> Reduction | None:
+        taken = [self.gradients[place][1] for place in sorted({*present, *unused})]
         if not taken:
             return None
         whole = sum(gradient.unsharded_bytes for gradient in taken)
@@ -141,7 +154,7 @@ class UnitSizes:
         return Reduction(
             unsharded_bytes=whole,
             held_bytes=held,
-            zeros_bytes=sum(gradient.unsharded_bytes for key, gradient in self.gradients if key in unused),
+            zeros_bytes=sum(self.gradients[place][1].unsharded_bytes for place in unused),
             transposed_bytes=max((gradient.unsharded_bytes for gradient in transposed), default=0),
             transposed_held_bytes=transposed[-1].unsharded_bytes if transposed else 0,
             input_bytes=input_bytes,
@@ -174,14 +187,9 @@ def unit_sizes(graph: ModelGraph, decisions: Decisions, links: Links) -> tuple[U
     """Bytes and times of each unit, in the order of application."""
     tree = Tree.of(graph)
     owned = owners(graph, [unit.modules for unit in decisions.units], decisions.replicated)
-    rank: dict[str, int] = {}
-    for fqn in tree.post_order:
-        for key in tree.nodes[fqn].own_params:
-            rank.setdefault(key, len(rank))
-    known: dict[_Kind, _ParamSizes] = {}
+    sizer = _Sizer(tree, decisions, links)
     return tuple(
-        _sizes(tree, unit, _in_fsdp_order(tree, unit, keys, rank), decisions, links, known)
-        for unit, keys in zip(decisions.units, owned, strict=True)
+        sizer.sizes(unit, _in_fsdp_order(tree, unit, keys)) for unit, keys in zip(decisions.units, owned, strict=True)
     )
 
 
@@ -200,14 +208,14 @@ def is_floating(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def _in_fsdp_order(tree: Tree, unit: Unit, keys: tuple[str, ...], rank: dict[str, int]) -> tuple[str, ...]:
+def _in_fsdp_order(tree: Tree, unit: Unit, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Member by member, children's parameters before a module's own (``_fsdp_init.py``, ``_get_managed_modules``)."""
     if len(unit.modules) == 1:
-        return tuple(sorted(keys, key=rank.__getitem__))
+        return tuple(sorted(keys, key=tree.held_order.__getitem__))
     ordered: dict[str, None] = {}
     for module in unit.modules:
         inside = frozenset(tree.keys(canonical(tree, module)))
-        ordered.update(dict.fromkeys(sorted((key for key in keys if key in inside), key=rank.__getitem__)))
+        ordered.update(dict.fromkeys(sorted((key for key in keys if key in inside), key=tree.held_order.__getitem__)))
     return tuple(ordered)
 
 
@@ -223,8 +231,8 @@ class _ParamSizes:
     gradient: Gradient
 
 
-_Kind = tuple[tuple[int, ...], str, str, str, int]
-"""What the sizes of a parameter depend on, and most parameters of a model share: shape, dtypes, shard dim."""
+_Kind = tuple[tuple[int, ...], str, bool, int]
+"""What the sizes of a parameter depend on, and most parameters of a model share: shape, dtype, trained, shard dim."""
 
 
 def _param_sizes(
@@ -256,45 +264,73 @@ def _param_sizes(
     )
 
 
-def _sizes(
-    tree: Tree, unit: Unit, keys: tuple[str, ...], decisions: Decisions, links: Links, known: dict[_Kind, _ParamSizes]
-) -> UnitSizes:
-    precision, num_shards, dims = decisions.precision, decisions.num_shards, unit.shard_dims
-    params = [tree.params[key] for key in keys]
-    computed = [compute_dtype(param.dtype, precision) for param in params]
-    reduce_dtype = _reduce_dtype(params, computed, precision)
-    sizes = []
-    for param, dtype in zip(params, computed, strict=True):
-        kind = (param.shape, param.dtype, dtype, reduce_dtype, dims.get(param.key, 0))
-        if kind not in known:
-            known[kind] = _param_sizes(*kind, num_shards, links)
-        sizes.append(known[kind])
-    stored = {param.dtype for param in params if param.requires_grad}
-    unsharded = [size.unsharded_bytes for size in sizes]
-    cast = [size.cast_bytes for size in sizes]
-    is_spread = num_shards > 1
-    return UnitSizes(
-        name=unit_name(unit.modules),
-        modules=unit.modules,
-        keys=keys,
-        reshard=unit.reshard,
-        sharded_bytes=sum(size.sharded_bytes for size in sizes),
-        unsharded_bytes=sum(unsharded),
-        buffer_bytes=sum(unsharded) if is_spread else 0,
-        cast_bytes=sum(cast) if is_spread else _cast_one_by_one(unsharded, cast),
-        transposed_bytes=sum(size.unsharded_bytes for size in sizes if size.gradient.is_transposed and is_spread),
-        gather_dtype=computed[0] if len(set(computed)) == 1 else "uint8",
-        gather_ns=start_ns(links.shard) + sum(size.gather_ns for size in sizes),
-        copy_out_ns=sum(size.copy_out_ns for size in sizes),
-        gradients=tuple(
-            (param.key, size.gradient) for param, size in zip(params, sizes, strict=True) if param.requires_grad
-        ),
-        reduce_dtype=reduce_dtype,
-        is_reduced_in_other_dtype=bool(stored) and stored != {reduce_dtype},
-        shard_start_ns=start_ns(links.shard),
-        replica_start_ns=start_ns(links.replicate),
-        num_shards=num_shards,
-    )
+class _Sizer:
+    """Sizes of a plan's units; those with like parameters have the same sizes and are summed up once."""
+
+    def __init__(self, tree: Tree, decisions: Decisions, links: Links) -> None:
+        self.tree, self.decisions, self.links = tree, decisions, links
+        self.params: dict[tuple[_Kind, str], _ParamSizes] = {}
+        self.units: dict[tuple[_Kind, ...], UnitSizes] = {}
+
+    def sizes(self, unit: Unit, keys: tuple[str, ...]) -> UnitSizes:
+        """Sizes of a unit that holds these parameters."""
+        dims, params = unit.shard_dims, [self.tree.params[key] for key in keys]
+        kinds = tuple(
+            [(param.shape, param.dtype, param.requires_grad, dims.get(param.key, 0) if dims else 0) for param in params]
+        )
+        like = self.units.get(kinds)
+        if like is None:
+            like = self.units[kinds] = self._sums(unit, keys, kinds)
+        trained = [param.key for param in params if param.requires_grad]
+        return replace(
+            like,
+            name=unit_name(unit.modules),
+            modules=unit.modules,
+            keys=keys,
+            reshard=unit.reshard,
+            gradients=tuple([(key, size) for key, (_, size) in zip(trained, like.gradients, strict=True)]),
+        )
+
+    def _sums(self, unit: Unit, keys: tuple[str, ...], kinds: tuple[_Kind, ...]) -> UnitSizes:
+        num_shards, precision, links = self.decisions.num_shards, self.decisions.precision, self.links
+        computed = [compute_dtype(dtype, precision) for _, dtype, _, _ in kinds]
+        trained = [is_trained for _, _, is_trained, _ in kinds]
+        reduce_dtype = _reduce_dtype(computed, trained, precision)
+        sizes = [self._param(kind, dtype, reduce_dtype) for kind, dtype in zip(kinds, computed, strict=True)]
+        stored = {dtype for _, dtype, is_trained, _ in kinds if is_trained}
+        unsharded = [size.unsharded_bytes for size in sizes]
+        cast = [size.cast_bytes for size in sizes]
+        is_spread = num_shards > 1
+        gradients = tuple((key, size.gradient) for key, size, one in zip(keys, sizes, trained, strict=True) if one)
+        return UnitSizes(
+            name=unit_name(unit.modules),
+            modules=unit.modules,
+            keys=keys,
+            reshard=unit.reshard,
+            sharded_bytes=sum(size.sharded_bytes for size in sizes),
+            unsharded_bytes=sum(unsharded),
+            buffer_bytes=sum(unsharded) if is_spread else 0,
+            cast_bytes=sum(cast) if is_spread else _cast_one_by_one(unsharded, cast),
+            transposed_bytes=sum(size.unsharded_bytes for size in sizes if size.gradient.is_transposed and is_spread),
+            gather_dtype=computed[0] if len(set(computed)) == 1 else "uint8",
+            gather_ns=start_ns(links.shard) + sum(size.gather_ns for size in sizes),
+            copy_out_ns=sum(size.copy_out_ns for size in sizes),
+            gradients=gradients,
+            reduce_dtype=reduce_dtype,
+            is_reduced_in_other_dtype=bool(stored) and stored != {reduce_dtype},
+            shard_start_ns=start_ns(links.shard),
+            replica_start_ns=start_ns(links.replicate),
+            num_shards=num_shards,
+            reductions={},
+        )
+
+    def _param(self, kind: _Kind, computed: str, reduced: str) -> _ParamSizes:
+        found = self.params.get((kind, reduced))
+        if found is None:
+            shape, stored, _, dim = kind
+            found = _param_sizes(shape, stored, computed, reduced, dim, self.decisions.num_shards, self.links)
+            self.params[kind, reduced] = found
+        return found
 
 
 def _cast_one_by_one(unsharded: list[int], cast: list[int]) -> int:
@@ -306,8 +342,7 @@ def _cast_one_by_one(unsharded: list[int], cast: list[int]) -> int:
     return max(0, highest - done)
 
 
-def _reduce_dtype(params: list[ParamInfo], computed: list[str], precision: Precision) -> str:
+def _reduce_dtype(computed: list[str], trained: list[bool], precision: Precision) -> str:
     if precision.reduce != "same":
         return precision.reduce
-    trainable = [dtype for param, dtype in zip(params, computed, strict=True) if param.requires_grad]
-    return trainable[0] if trainable else "float32"
+    return next((dtype for dtype, is_trained in zip(computed, trained, strict=True) if is_trained), "float32")
