@@ -107,6 +107,24 @@ def test_names_of_modules_do_not_matter(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_the_fold_without_states_between_finds_the_same_summits(seed: int) -> None:
+    timeline = simulate(*_world(seed))
+    assert [summit.phase for summit in timeline.summits] == ["forward", "backward", "optimizer"]
+    for summit in timeline.summits:
+        during = [entry for entry in timeline.entries if entry.event.phase == summit.phase]
+        assert summit.high == max(entry.state.high for entry in during)
+        assert summit.end_bytes == sum(during[-1].state.live)
+    assert timeline.end == timeline.entries[-1].state
+    highest = max(timeline.entries, key=lambda entry: entry.state.high)
+    peak = max(timeline.summits, key=lambda summit: summit.high)
+    assert (timeline.events[peak.event], peak.high_live, peak.high_op) == (
+        highest.event,
+        highest.state.high_live,
+        highest.state.high_op,
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_question_has_the_same_answer_with_and_without_a_profile(seed: int) -> None:
     graph, plan, question = _world(seed)
     profile = profile_step(graph, question)
