@@ -190,9 +190,9 @@ class Summit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def fold(setup: Setup, first: State, events: Sequence[Event]) -> tuple[tuple[Summit, ...], State]:
-    """All events in turn: the summit of each phase, in the order of the phases, and the device after the last event.
+    """All events in turn: the summit of each phase in order, and the device after the last event.
 
-    The same rules as ``advance`` event by event, without the states between.
+    The ``high`` of that state is the last phase's. The rules are those of ``advance``, without the states between.
     """
     draft = _thaw(first)
     summits: list[Summit] = []

@@ -114,7 +114,10 @@ def test_the_fold_without_states_between_finds_the_same_summits(seed: int) -> No
         during = [entry for entry in timeline.entries if entry.event.phase == summit.phase]
         assert summit.high == max(entry.state.high for entry in during)
         assert summit.end_bytes == sum(during[-1].state.live)
-    assert timeline.end == timeline.entries[-1].state
+    last, summit = timeline.entries[-1].state, timeline.summits[-1]
+    assert timeline.end == msgspec.structs.replace(
+        last, high=summit.high, high_live=summit.high_live, high_op=summit.high_op
+    )
     highest = max(timeline.entries, key=lambda entry: entry.state.high)
     peak = max(timeline.summits, key=lambda summit: summit.high)
     assert (timeline.events[peak.event], peak.high_live, peak.high_op) == (
