@@ -7,6 +7,7 @@ import torch
 from autoshard.hardware import known_profiles
 
 GIB = 2**30
+VENDORS = ("nvidia", "geforce", "amd", "instinct")
 
 
 def find_accelerator() -> tuple[str, int] | None:
@@ -24,14 +25,17 @@ def find_accelerator() -> tuple[str, int] | None:
 def _profile(name: str, memory_bytes: int) -> str:
     """The known profile of a chip and memory size, or a name for what was found.
 
-    Device names are such as ``NVIDIA H100 80GB HBM3``; the memory that a driver reports is a few percent below the
-    size in a profile's name.
+    Device names are such as ``NVIDIA H100 80GB HBM3`` or ``NVIDIA GeForce RTX 4090``; the memory that a driver reports
+    is a few percent below the size in a profile's name. A name without a size is that of the only size there is.
     """
-    words = re.findall(r"[a-z]+\d+[a-z]*", name.lower())
+    words = [word for word in name.lower().split() if word not in VENDORS]
+    chips = re.findall(r"[a-z]+\d+[a-z]*", name.lower())
     size = memory_bytes / GIB
     for profile in known_profiles():
         chip, _, gigabytes = profile.partition("-")
-        stated = re.match(r"(\d+)gb", gigabytes)
-        if chip in words and stated is not None and abs(size / int(stated[1]) - 1) < 0.15:
+        stated = re.fullmatch(r"(\d+)gb", gigabytes)
+        if stated is None and words == profile.split("-"):
             return profile
-    return f"{words[0] if words else name.lower().replace(' ', '-')}-{round(size)}gb"
+        if stated is not None and chip in chips and abs(size / int(stated[1]) - 1) < 0.15:
+            return profile
+    return f"{chips[0] if chips else name.lower().replace(' ', '-')}-{round(size)}gb"

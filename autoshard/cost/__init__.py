@@ -3,18 +3,31 @@
 All times are whole nanoseconds, rounded up, so that the same question always has the same answer.
 """
 
-from autoshard.cost.collective import Group, all_gather_ns, all_reduce_ns, reduce_scatter_ns, start_ns, wire_ns
+from autoshard.cost.collective import (
+    Group,
+    Way,
+    Wires,
+    all_gather_ns,
+    all_reduce_ns,
+    all_reduce_wires,
+    fastest_ns,
+    reduce_scatter_ns,
+    ring_wires,
+)
 from autoshard.cost.op import Rates, copy_ns, op_ns, rates
 
 __all__ = [
     "Group",
     "Rates",
+    "Way",
+    "Wires",
     "all_gather_ns",
     "all_reduce_ns",
+    "all_reduce_wires",
     "copy_ns",
+    "fastest_ns",
     "op_ns",
     "rates",
     "reduce_scatter_ns",
-    "start_ns",
-    "wire_ns",
+    "ring_wires",
 ]

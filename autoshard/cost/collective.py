@@ -1,18 +1,35 @@
-"""Time of a collective: a start that depends on the topology alone, plus the bytes on the wire (alpha-beta).
+"""Time of a collective: a start that depends on the topology, plus the bytes on the wire (alpha-beta).
 
 All-gather and reduce-scatter are rings: every rank sends ``(n - 1) / n`` of the buffer, and the slowest link sets the
-pace; an all-reduce is a reduce-scatter and an all-gather. This is the definition of bus bandwidth in nccl-tests
-(PERFORMANCE.md), and the profile's link rates are bus bandwidths.
+pace; an all-reduce is a reduce-scatter and an all-gather, or runs over a tree. This is the definition of bus bandwidth
+in nccl-tests (PERFORMANCE.md), and the profile's link rates are bus bandwidths. Between nodes there is one ring over
+each network card, so the rates of a node's cards add up.
 
-The start is the latency of the level within the node, plus that of the level between nodes for each doubling of the
-number of nodes. Rings proper have ``n - 1`` steps, but communication libraries pipeline them and switch to trees when
-latency dominates; the logarithm stands for that. It is an assumption, and no device has confirmed it.
+A communication library has several protocols: some start quickly and carry less data in each line, others the other way
+round. It takes the one that is fastest for the message, so the bandwidth that is reached grows with the message's size.
+A protocol's start is that of its kernel plus a time for each hop: a ring of ``n`` ranks on ``m`` nodes has ``n - 1``
+steps, ``m - 1`` of them between nodes, and twice as many for an all-reduce; a tree has ``2 (n / m - 1)`` hops in a node
+and ``2 log2 m`` between nodes. This is the model by which NCCL itself chooses (``src/graph/tuning.cc``).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoshard.cost.op import NS_PER_SECOND
-from autoshard.hardware import DeviceProfile
+from autoshard.hardware import DeviceProfile, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to run a collective over a group.
+
+    Attributes:
+        start_ns: time without bytes.
+        bytes_per_second: bus bandwidth that its data reaches.
+    """
+
+    start_ns: int
+    bytes_per_second: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,57 +39,117 @@ class Group:
     Attributes:
         num_ranks: ranks that take part.
         num_nodes: nodes over which they are spread.
-        bytes_per_second: bus bandwidth that they reach.
-        start_ns: time of a collective without bytes.
+        bytes_per_second: bus bandwidth that they reach, whatever the protocol.
+        rings: the ways to run an all-gather or a reduce-scatter.
+        all_reduces: the ways to run an all-reduce.
     """
 
     num_ranks: int
     num_nodes: int
     bytes_per_second: int
-    start_ns: int
+    rings: tuple[Way, ...]
+    all_reduces: tuple[Way, ...]
 
     @classmethod
     def of(cls, profile: DeviceProfile, num_ranks: int, stride: int = 1) -> "Group":
         """The group of ``num_ranks`` ranks that stand ``stride`` apart; node by node, ranks are consecutive.
 
-        A node's links to other nodes are shared by all groups that run at once, so a group with only some of a node's
-        devices has only their part. (Shard axis: stride 1. Replicate axis: stride is the size of the shard axis.)
+        A node's cards are shared by all groups that run at once, so a group with only some of a node's devices has only
+        their part. (Shard axis: stride 1. Replicate axis: stride is the size of the shard axis.)
         """
         per_node = max(1, min(num_ranks, profile.devices_per_node // stride))
         num_nodes = -(-num_ranks // per_node)
-        rate, start = profile.within_node.bytes_per_second, profile.within_node.latency_ns
+        rate = profile.within_node.bytes_per_second
         if num_nodes > 1:
             rate = min(rate, profile.between_nodes.bytes_per_second * per_node // profile.devices_per_node)
-            start += profile.between_nodes.latency_ns * (num_nodes - 1).bit_length()
+        rate = int(rate * profile.achievable["link"])
+        ways = {
+            algorithm: tuple(
+                _way(protocol, rate, num_ranks, num_nodes)
+                for protocol in profile.protocols
+                if protocol.algorithm == algorithm
+            )
+            for algorithm in ("ring", "tree")
+        }
+        twice = tuple(
+            Way(start_ns=_ring_start(protocol, num_ranks, num_nodes, passes=2), bytes_per_second=way.bytes_per_second)
+            for protocol, way in zip(_rings(profile), ways["ring"], strict=True)
+        )
         return cls(
             num_ranks=num_ranks,
             num_nodes=num_nodes,
-            bytes_per_second=int(rate * profile.achievable["link"]),
-            start_ns=start,
+            bytes_per_second=rate,
+            rings=ways["ring"],
+            all_reduces=(*twice, *ways["tree"]),
         )
 
 
-def start_ns(group: Group) -> int:
-    """Time of a collective's start; 0 for a group of one, which has nothing to do."""
-    return group.start_ns if group.num_ranks > 1 else 0
+def _rings(profile: DeviceProfile) -> tuple[Protocol, ...]:
+    return tuple(protocol for protocol in profile.protocols if protocol.algorithm == "ring")
 
 
-def wire_ns(num_bytes: int, group: Group) -> int:
-    """Time of ``(n - 1) / n`` of a buffer on the wire."""
-    sent = num_bytes * (group.num_ranks - 1) * NS_PER_SECOND
-    return -(-sent // (group.num_ranks * group.bytes_per_second))
+def _way(protocol: Protocol, rate: int, num_ranks: int, num_nodes: int) -> Way:
+    start = _ring_start if protocol.algorithm == "ring" else _tree_start
+    return Way(start_ns=start(protocol, num_ranks, num_nodes), bytes_per_second=max(1, int(rate * protocol.bandwidth)))
+
+
+def _ring_start(protocol: Protocol, num_ranks: int, num_nodes: int, passes: int = 1) -> int:
+    if num_ranks == 1:
+        return 0
+    hops = (num_ranks - num_nodes) * protocol.hop_ns + (num_nodes - 1) * protocol.network_hop_ns
+    return protocol.start_ns + passes * hops
+
+
+def _tree_start(protocol: Protocol, num_ranks: int, num_nodes: int) -> int:
+    if num_ranks == 1:
+        return 0
+    depth = (-(-num_ranks // num_nodes) - 1) * protocol.hop_ns
+    return protocol.start_ns + 2 * (depth + (num_nodes - 1).bit_length() * protocol.network_hop_ns)
+
+
+Wires = tuple[int, ...]
+"""Time of some bytes on the wire for each way of a group."""
+
+
+def ring_wires(num_bytes: int, group: Group) -> Wires:
+    """Time of ``(n - 1) / n`` of a buffer on the wire, for each of the group's rings."""
+    return _wires(num_bytes, group.num_ranks, group.rings)
+
+
+def all_reduce_wires(num_bytes: int, group: Group) -> Wires:
+    """Time of two times ``(n - 1) / n`` of a buffer on the wire, for each of the group's ways to all-reduce."""
+    return _wires(2 * num_bytes, group.num_ranks, group.all_reduces)
+
+
+def _wires(num_bytes: int, num_ranks: int, ways: tuple[Way, ...]) -> Wires:
+    sent = num_bytes * (num_ranks - 1) * NS_PER_SECOND
+    return tuple(-(-sent // (num_ranks * way.bytes_per_second)) for way in ways)
+
+
+def fastest_ns(ways: tuple[Way, ...], wires: Iterable[Wires]) -> int:
+    """Time of one collective that moves several buffers at once: the fastest of the ways.
+
+    Args:
+        ways: of the group.
+        wires: for each buffer its time on the wire by way; they are rounded one by one, so that a sum does not depend
+            on how buffers are grouped.
+    """
+    sums = [way.start_ns for way in ways]
+    for wire in wires:
+        sums = [total + each for total, each in zip(sums, wire, strict=True)]
+    return min(sums)
 
 
 def all_gather_ns(num_bytes: int, group: Group) -> int:
-    """Time of an all-gather whose output has ``num_bytes``."""
-    return start_ns(group) + wire_ns(num_bytes, group)
+    """Time of an all-gather whose output has ``num_bytes``; 0 for a group of one, which has nothing to do."""
+    return fastest_ns(group.rings, [ring_wires(num_bytes, group)])
 
 
 def reduce_scatter_ns(num_bytes: int, group: Group) -> int:
-    """Time of a reduce-scatter whose input has ``num_bytes``."""
-    return start_ns(group) + wire_ns(num_bytes, group)
+    """Time of a reduce-scatter whose input has ``num_bytes``; 0 for a group of one."""
+    return fastest_ns(group.rings, [ring_wires(num_bytes, group)])
 
 
 def all_reduce_ns(num_bytes: int, group: Group) -> int:
-    """Time of an all-reduce of a buffer of ``num_bytes``."""
-    return start_ns(group) + 2 * wire_ns(num_bytes, group)
+    """Time of an all-reduce of a buffer of ``num_bytes``; 0 for a group of one."""
+    return fastest_ns(group.all_reduces, [all_reduce_wires(num_bytes, group)])

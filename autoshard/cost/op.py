@@ -10,6 +10,8 @@ from autoshard.hardware import DeviceProfile
 from autoshard.ir import OpNode
 
 NS_PER_SECOND = 10**9
+ATTENTION = "_attention"
+"""In the names of torch's fused attention ops, such as ``aten._scaled_dot_product_flash_attention``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +20,13 @@ class Rates:
 
     Attributes:
         flops_per_second: floating point operations in the compute dtype.
+        attention_flops_per_second: the same inside fused attention, which also works on exponentials.
         bytes_per_second: bytes read and written.
         launch_ns: host time for one kernel.
     """
 
     flops_per_second: int
+    attention_flops_per_second: int
     bytes_per_second: int
     launch_ns: int
 
@@ -32,6 +36,7 @@ def rates(profile: DeviceProfile, dtype: str) -> Rates:
     peak = profile.flops_per_second.get(dtype, profile.flops_per_second["float32"])
     return Rates(
         flops_per_second=int(peak * profile.achievable["compute"]),
+        attention_flops_per_second=int(peak * profile.achievable["attention"]),
         bytes_per_second=int(profile.memory_bytes_per_second * profile.achievable["memory"]),
         launch_ns=profile.launch_ns,
     )
@@ -41,7 +46,8 @@ def op_ns(op: OpNode, reached: Rates) -> int:
     """Time of one op on the device; 0 for a view, which moves no data."""
     if op.is_view:
         return 0
-    arithmetic = _divide_up(op.flops * NS_PER_SECOND, reached.flops_per_second)
+    rate = reached.attention_flops_per_second if ATTENTION in op.target else reached.flops_per_second
+    arithmetic = _divide_up(op.flops * NS_PER_SECOND, rate)
     return max(arithmetic, copy_ns(op.bytes_read + op.bytes_written, reached))
 
 

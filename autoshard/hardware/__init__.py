@@ -1,6 +1,16 @@
 """Device and interconnect profiles: JSON data files and their loader. Imports no torch."""
 
 from autoshard.hardware.load import known_profiles, load_profile
-from autoshard.hardware.profile import DeviceProfile, Headroom, Link
+from autoshard.hardware.profile import Calibration, DeviceProfile, Fit, Headroom, Link, Network, Protocol
 
-__all__ = ["DeviceProfile", "Headroom", "Link", "known_profiles", "load_profile"]
+__all__ = [
+    "Calibration",
+    "DeviceProfile",
+    "Fit",
+    "Headroom",
+    "Link",
+    "Network",
+    "Protocol",
+    "known_profiles",
+    "load_profile",
+]

@@ -10,7 +10,8 @@ from autoshard.hardware.profile import DeviceProfile
 
 MIN_RATE = 1_000
 """No device has fewer bytes, or does fewer operations or moves fewer bytes in a second."""
-MIN_COUNT = {"devices_per_node": 1}
+MIN_COUNT = {"devices_per_node": 1, "between_nodes.cards_per_node": 1}
+FRACTIONS = ("attention", "compute", "link", "memory")
 _REMEDY = "take a profile by name, or a copy of one as a file; docs/how-to/device-profile.md tells every field"
 
 
@@ -51,17 +52,34 @@ def _decode(source: str, text: bytes) -> DeviceProfile:
         "memory_bytes_per_second": profile.memory_bytes_per_second,
         "devices_per_node": profile.devices_per_node,
         "within_node.bytes_per_second": profile.within_node.bytes_per_second,
-        "between_nodes.bytes_per_second": profile.between_nodes.bytes_per_second,
+        "between_nodes.card_bytes_per_second": profile.between_nodes.card_bytes_per_second,
+        "between_nodes.cards_per_node": profile.between_nodes.cards_per_node,
         **{f"flops_per_second.{dtype}": rate for dtype, rate in profile.flops_per_second.items()},
     }
     for where, count in counts.items():
-        if count < MIN_COUNT.get(where.partition(".")[0], MIN_RATE):
-            raise RequestError("device", source, f"a device profile; {where} is too small: {count}", _REMEDY)
-    for part in ("compute", "memory", "link"):
-        if not 0 < profile.achievable.get(part, 0) <= 1:
-            raise RequestError("device", source, f"a device profile; achievable.{part} must lie in (0, 1]", _REMEDY)
+        if count < MIN_COUNT.get(where, MIN_RATE):
+            raise _wrong(source, f"{where} is too small: {count}")
+    if unknown := sorted(set(profile.achievable) - set(FRACTIONS)):
+        raise _wrong(source, f"achievable.{unknown[0]} is none of {', '.join(FRACTIONS)}")
+    fractions = {f"achievable.{part}": profile.achievable.get(part, 0) for part in FRACTIONS}
+    fractions |= {f"protocols[{i}].bandwidth": way.bandwidth for i, way in enumerate(profile.protocols)}
+    for where, fraction in fractions.items():
+        if not 0 < fraction <= 1:
+            raise _wrong(source, f"{where} must lie in (0, 1]")
+    times = {"launch_ns": profile.launch_ns, "unit_host_ns": profile.unit_host_ns}
+    for i, way in enumerate(profile.protocols):
+        times |= {f"protocols[{i}].{name}": getattr(way, name) for name in ("start_ns", "hop_ns", "network_hop_ns")}
+    for where, time in times.items():
+        if time < 0:
+            raise _wrong(source, f"{where} is less than 0: {time}")
+    if not any(way.algorithm == "ring" for way in profile.protocols):
+        raise _wrong(source, "none of protocols is a ring")
     if "float32" not in profile.flops_per_second:
-        raise RequestError("device", source, "a device profile; flops_per_second.float32 is missing", _REMEDY)
+        raise _wrong(source, "flops_per_second.float32 is missing")
     if profile.headroom_bytes >= profile.memory_bytes:
-        raise RequestError("device", source, "a device profile; the headroom is more than the memory", _REMEDY)
+        raise _wrong(source, "the headroom is more than the memory")
     return profile
+
+
+def _wrong(source: str, what: str) -> RequestError:
+    return RequestError("device", source, f"a device profile; {what}", _REMEDY)

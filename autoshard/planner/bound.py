@@ -7,10 +7,11 @@ Three streams each have work that no plan avoids, and the step cannot be shorter
 - the shard axis's communicator: every parameter that is used is gathered once at least, every gradient reduced once,
   with at least one start of each.
 
-After the last of them comes the optimizer's step, which is the same for all plans (padding is per parameter).
+Where nothing overlaps, their sum. After the last of them comes the optimizer's step, which is the same for all plans
+(padding is per parameter).
 """
 
-from autoshard.cost import Group, start_ns, wire_ns
+from autoshard.cost import Group, all_gather_ns
 from autoshard.request import Question
 from autoshard.simulate import StepProfile, Timeline
 
@@ -31,7 +32,9 @@ def lower_bound_ns(timeline: Timeline, profile: StepProfile, question: Question)
             gathered[collective.unit] = collective.num_bytes
         elif collective.kind == "reduce_scatter":
             reduced += collective.num_bytes
-    moved = [num_bytes for num_bytes in (sum(gathered.values()), reduced) if num_bytes]
-    wire = sum(start_ns(group) + wire_ns(num_bytes, group) for num_bytes in moved)
+    # One collective of all bytes takes no longer than several: each way is a start plus a rate.
+    wire = sum(all_gather_ns(num_bytes, group) for num_bytes in (sum(gathered.values()), reduced) if num_bytes)
     host = profile.launched[-1] * profile.launch_ns + question.profile.unit_host_ns
-    return max(profile.compute_ns, host, wire) + timeline.setup.optimizer.step_ns
+    streams = (profile.compute_ns, host, wire)
+    longest = sum(streams) if question.profile.overlap == "none" else max(streams)
+    return longest + timeline.setup.optimizer.step_ns

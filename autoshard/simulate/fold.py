@@ -4,10 +4,14 @@ The order of allocations and frees within an event is that of FSDP2's own code (
 ``torch/distributed/fsdp/_fully_shard``); what is alive at once decides the peak. Clocks follow FSDP2's streams:
 
 - all-gather and reduce-scatter of the shard axis share one communicator, so they queue behind each other;
-- an all-gather waits for the copy-out of the unit before the one gathered last (forward) or just gathered (backward),
+- shards are copied into an all-gather's buffer on a stream of their own;
+- that stream waits for the copy-out of the unit before the one gathered last (forward) or just gathered (backward),
   so some slack carries over units;
 - a unit's post-backward makes compute wait for the reduce-scatter before (one input alive at a time);
 - the host runs ahead: it never waits for the device, and the device waits where the host is behind.
+
+A device whose profile says ``overlap: none`` has none of this: the host computes, and waits for whatever it issues, so
+that there is one clock.
 
 No device has confirmed the clock rules yet; the byte rules are compared with measured runs in tests.
 """
@@ -66,6 +70,7 @@ class Setup:
         num_replicas: size of the replicate axis.
         optimizer: state and temporaries.
         unit_host_ns: host time of a unit's hooks in one direction.
+        is_serial: nothing overlaps.
     """
 
     profile: StepProfile
@@ -76,6 +81,7 @@ class Setup:
     num_replicas: int
     optimizer: OptimizerSizes
     unit_host_ns: int
+    is_serial: bool = False
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -88,7 +94,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         high_op: op during which that was, -1 if it was not an op.
         compute_ns: when the compute stream is free.
         host_ns: when the host has issued everything so far.
-        gather_ns: when the all-gather stream is free and may start the next one.
+        gather_ns: when the copy-in stream is free and may copy shards for the next all-gather.
         shard_ns: when the shard axis's communicator is free.
         replicate_ns: when the replicate axis's is.
         copied_ns: end of the copy-out whose buffer is deferred; the next all-gather but one waits for it.
@@ -165,8 +171,22 @@ def start(setup: Setup) -> State:
 def advance(setup: Setup, state: State, event: Event) -> State:
     """The state after an event."""
     draft = _thaw(state)
-    _RULES[event.kind](setup, draft, event)
+    _apply(setup, draft, event)
     return _freeze(draft)
+
+
+def _apply(setup: Setup, draft: _Draft, event: Event) -> None:
+    _RULES[event.kind](setup, draft, event)
+    if setup.is_serial:
+        _level(draft)
+
+
+def _level(draft: _Draft) -> None:
+    """One clock: all streams are where the last one is; what communication alone took was waited for."""
+    busy_ns = max(draft.compute_ns, draft.host_ns, draft.gather_ns)
+    latest = max(busy_ns, draft.shard_ns, draft.replicate_ns)
+    draft.exposed_ns += latest - busy_ns
+    draft.compute_ns = draft.host_ns = draft.gather_ns = draft.shard_ns = draft.replicate_ns = latest
 
 
 class Summit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -203,7 +223,7 @@ def fold(setup: Setup, first: State, events: Sequence[Event]) -> tuple[tuple[Sum
             at, phase = index, event.phase
             draft.high, draft.high_live, draft.high_op = draft.total, tuple(draft.live), -1
         before = draft.high
-        _RULES[event.kind](setup, draft, event)
+        _apply(setup, draft, event)
         if draft.high > before:
             at = index
     summits.append(_summit(draft, phase, at))
@@ -233,8 +253,8 @@ def _gather(setup: Setup, draft: _Draft, event: Event) -> None:
         draft.add(_TEMPORARIES, unit.cast_bytes)
         draft.add(_ALL_GATHER, unit.buffer_bytes)
         draft.add(_TEMPORARIES, -unit.cast_bytes)
-        end_ns = max(draft.gather_ns, draft.shard_ns, draft.host_ns) + unit.gather_ns
-        draft.gather_ns = draft.shard_ns = end_ns
+        draft.gather_ns = max(draft.gather_ns, draft.host_ns) + unit.copy_in_ns
+        end_ns = draft.shard_ns = max(draft.gather_ns, draft.shard_ns) + unit.gather_ns
     draft.arrivals[event.unit] = end_ns
 
 
@@ -275,8 +295,11 @@ def _compute(setup: Setup, draft: _Draft, event: Event) -> None:
     _note_ops(profile, draft, first, stop)
     draft.total += profile.between[stop] - draft.live[_ACTIVATIONS]
     draft.live[_ACTIVATIONS] = profile.between[stop]
+    launching_ns = profile.launch_ns * (profile.launched[stop] - profile.launched[event.start])
     draft.compute_ns = max(draft.compute_ns, draft.host_ns) + profile.elapsed_ns[stop] - profile.elapsed_ns[event.start]
-    draft.host_ns += profile.launch_ns * (profile.launched[stop] - profile.launched[event.start])
+    if setup.is_serial:
+        draft.compute_ns += launching_ns
+    draft.host_ns += launching_ns
     draft.compute_ns = max(draft.compute_ns, draft.host_ns)
 
 

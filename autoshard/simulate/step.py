@@ -74,4 +74,5 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
         num_replicas=num_replicas,
         optimizer=optimizer_sizes(question.optimizer, tree, ran, decisions, device.kind, reached),
         unit_host_ns=device.unit_host_ns,
+        is_serial=device.overlap == "none",
     )

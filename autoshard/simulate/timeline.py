@@ -15,7 +15,7 @@ NOT_MODELLED = (
     "scratch memory that kernels allocate for themselves",
     "fragmentation and rounding of the allocator (see headroom)",
     "whatever runs between backward and the optimizer's step, such as gradient clipping",
-    "the copy of shards into an all-gather, and skew between ranks",
+    "skew between ranks",
 )
 """What the figures leave out."""
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autoshard.analysis.ownership import canonical, owners
-from autoshard.cost import Group, Rates, copy_ns, start_ns, wire_ns
+from autoshard.cost import Group, Rates, Wires, all_reduce_wires, copy_ns, fastest_ns, ring_wires
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions, Precision, Unit
@@ -30,8 +30,8 @@ class Gradient:
         reduced_bytes: its part of the reduce-scatter's input: padded, in the dtype of the reduction.
         sharded_bytes: its shard, padded, in the stored dtype.
         is_transposed: sharded along another dim than 0, so it is copied before the reduction.
-        wire_ns: its time in the reduce-scatter.
-        all_reduce_ns: its time in the all-reduce over replicas.
+        wires: its time in the reduce-scatter, for each of the ways to run one.
+        all_reduce_wires: its time in the all-reduce over replicas, for each of the ways to run one.
         copy_ns: time to copy it into the reduce-scatter's input.
     """
 
@@ -39,8 +39,8 @@ class Gradient:
     reduced_bytes: int
     sharded_bytes: int
     is_transposed: bool
-    wire_ns: int
-    all_reduce_ns: int
+    wires: Wires
+    all_reduce_wires: Wires
     copy_ns: int
 
 
@@ -95,14 +95,14 @@ class UnitSizes(msgspec.Struct, frozen=True, kw_only=True):
             is alive beyond the unsharded parameters while they are copied one by one.
         transposed_bytes: copies of parameters sharded along another dim than 0, alive during the copy-out.
         gather_dtype: dtype of the all-gather's buffer; ``uint8`` where dtypes are mixed.
+        copy_in_ns: time to cast its shards and copy them into the all-gather's buffer.
         gather_ns: time of its all-gather.
         copy_out_ns: time to copy the buffer into the unsharded parameters.
         gradients: of its trainable parameters, by key, in the order of ``keys``.
         reduce_dtype: dtype of the reduction.
         is_reduced_in_other_dtype: the reduction's output is cast to the stored dtype.
-        shard_start_ns: start of a collective over the shards.
-        replica_start_ns: start of a collective over the replicas, 0 without replicas.
-        num_shards: size of the shard axis.
+        shard: the shard axis.
+        replicate: the replicate axis.
         reductions: those that were asked for already, by the places of the parameters; shared by units with like ones.
     """
 
@@ -116,15 +116,20 @@ class UnitSizes(msgspec.Struct, frozen=True, kw_only=True):
     cast_bytes: int
     transposed_bytes: int
     gather_dtype: str
+    copy_in_ns: int
     gather_ns: int
     copy_out_ns: int
     gradients: tuple[tuple[str, Gradient], ...]
     reduce_dtype: str
     is_reduced_in_other_dtype: bool
-    shard_start_ns: int
-    replica_start_ns: int
-    num_shards: int
+    shard: Group
+    replicate: Group
     reductions: dict[tuple[tuple[int, ...], tuple[int, ...]], Reduction | None]
+
+    @property
+    def num_shards(self) -> int:
+        """Size of the shard axis."""
+        return self.shard.num_ranks
 
     def reduction(self, present: Collection[str], unused: Collection[str] = ()) -> Reduction | None:
         """The reduction of the gradients of these parameters, ``None`` if there are none.
@@ -162,8 +167,8 @@ class UnitSizes(msgspec.Struct, frozen=True, kw_only=True):
             sharded_bytes=sum(gradient.sharded_bytes for gradient in taken),
             is_cast=self.is_reduced_in_other_dtype,
             dtype=self.reduce_dtype,
-            reduce_scatter_ns=self.shard_start_ns + sum(gradient.wire_ns for gradient in taken),
-            all_reduce_ns=self.replica_start_ns + sum(gradient.all_reduce_ns for gradient in taken),
+            reduce_scatter_ns=fastest_ns(self.shard.rings, (gradient.wires for gradient in taken)),
+            all_reduce_ns=fastest_ns(self.replicate.all_reduces, (gradient.all_reduce_wires for gradient in taken)),
             copy_ns=sum(gradient.copy_ns for gradient in taken),
         )
 
@@ -226,7 +231,8 @@ class _ParamSizes:
     sharded_bytes: int
     unsharded_bytes: int
     cast_bytes: int
-    gather_ns: int
+    copy_in_ns: int
+    wires: Wires
     copy_out_ns: int
     gradient: Gradient
 
@@ -250,18 +256,27 @@ def _param_sizes(
         sharded_bytes=sharded,
         unsharded_bytes=unsharded,
         cast_bytes=unsharded // num_shards if computed != stored else 0,
-        gather_ns=wire_ns(unsharded, links.shard),
+        copy_in_ns=_copy_in_ns(sharded, unsharded // num_shards, computed != stored, links),
+        wires=ring_wires(unsharded, links.shard),
         copy_out_ns=copy_ns(2 * unsharded, links.rates),
         gradient=Gradient(
             unsharded_bytes=whole,
             reduced_bytes=reduced_bytes,
             sharded_bytes=sharded,
             is_transposed=dim != 0,
-            wire_ns=wire_ns(reduced_bytes, links.shard),
-            all_reduce_ns=2 * wire_ns(reduced_bytes // num_shards, links.replicate),
+            wires=ring_wires(reduced_bytes, links.shard),
+            all_reduce_wires=all_reduce_wires(reduced_bytes // num_shards, links.replicate),
             copy_ns=copy_ns(whole + reduced_bytes, links.rates),
         ),
     )
+
+
+def _copy_in_ns(stored_bytes: int, computed_bytes: int, is_cast: bool, links: Links) -> int:
+    """The shards are read and the buffer is written; a cast writes a copy first (``_fsdp_collectives.py``)."""
+    if links.shard.num_ranks == 1:
+        return 0
+    cast_bytes = stored_bytes + computed_bytes if is_cast else 0
+    return copy_ns(cast_bytes + 2 * computed_bytes, links.rates)
 
 
 class _Sizer:
@@ -313,14 +328,14 @@ class _Sizer:
             cast_bytes=sum(cast) if is_spread else _cast_one_by_one(unsharded, cast),
             transposed_bytes=sum(size.unsharded_bytes for size in sizes if size.gradient.is_transposed and is_spread),
             gather_dtype=computed[0] if len(set(computed)) == 1 else "uint8",
-            gather_ns=start_ns(links.shard) + sum(size.gather_ns for size in sizes),
+            copy_in_ns=sum(size.copy_in_ns for size in sizes),
+            gather_ns=fastest_ns(links.shard.rings, (size.wires for size in sizes)),
             copy_out_ns=sum(size.copy_out_ns for size in sizes),
             gradients=gradients,
             reduce_dtype=reduce_dtype,
             is_reduced_in_other_dtype=bool(stored) and stored != {reduce_dtype},
-            shard_start_ns=start_ns(links.shard),
-            replica_start_ns=start_ns(links.replicate),
-            num_shards=num_shards,
+            shard=links.shard,
+            replicate=links.replicate,
             reductions={},
         )
 

@@ -43,8 +43,16 @@ def test_what_changes_it() -> None:
     [
         ("NVIDIA H100 80GB HBM3", 79.2, "h100-80gb"),
         ("NVIDIA A100-SXM4-80GB", 79.3, "a100-80gb"),
-        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-39gb"),
-        ("NVIDIA GeForce RTX 4090", 23.6, "nvidia-geforce-rtx-4090-24gb"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA H200", 139.7, "h200"),
+        ("NVIDIA H200 NVL", 139.8, "h200-140gb"),
+        ("NVIDIA B200", 178.4, "b200"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("AMD Instinct MI300X", 191.7, "mi300x"),
+        ("NVIDIA GeForce RTX 4090", 23.6, "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 D", 23.6, "nvidia-geforce-rtx-4090-d-24gb"),
+        ("NVIDIA H100 NVL", 93.1, "h100-93gb"),
+        ("NVIDIA GeForce RTX 5090", 31.4, "nvidia-geforce-rtx-5090-31gb"),
     ],
 )
 def test_devices_by_name_and_memory(monkeypatch: pytest.MonkeyPatch, name: str, gib: float, profile: str) -> None:

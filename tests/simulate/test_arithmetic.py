@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from autoshard.errors import GraphError, RequestError
-from autoshard.hardware import DeviceProfile, Link, load_profile
+from autoshard.hardware import DeviceProfile, Link, Protocol, load_profile
 from autoshard.ir import ModelGraph
 from autoshard.plan import Axis, Decisions, Method
 from autoshard.request import Question, Request, resolve
@@ -20,8 +20,9 @@ UNIT_RATES: DeviceProfile = msgspec.structs.replace(
     load_profile("h100-80gb"),
     flops_per_second={"float32": 10**9},
     memory_bytes_per_second=10**9,
-    achievable={"compute": 1.0, "memory": 1.0, "link": 1.0},
-    within_node=Link(bytes_per_second=10**9, latency_ns=7),
+    achievable={"attention": 1.0, "compute": 1.0, "memory": 1.0, "link": 1.0},
+    within_node=Link(bytes_per_second=10**9),
+    protocols=(Protocol(name="one", algorithm="ring", start_ns=7, hop_ns=0, network_hop_ns=0, bandwidth=1.0),),
     launch_ns=0,
     unit_host_ns=0,
 )
@@ -189,20 +190,21 @@ class TestClocks:
         return simulate(build(chain(10, 14)), plan, question_on(UNIT_RATES, 2))
 
     def test_forward(self, timeline: Timeline) -> None:
-        gathered = 7 + 20  # unit 0: 40 bytes, half of them on the wire
+        copied_in = 20 + 20  # unit 0 has 40 bytes: its half is read and written
+        gathered = copied_in + 7 + 20  # and the other half goes over the wire
         copied = gathered + 80
         ran = copied + max(80, 64 + 40 + 64)  # 2 * 4 tokens * 10 operations, or input, weight and output
-        copied_1 = max(ran, gathered + 7 + 28) + 112
+        copied_1 = max(ran, max(gathered, copied_in + 56) + 7 + 28) + 112
         ran_1 = copied_1 + max(112, 64 + 56 + 64)
         loss = ran_1 + 64 + 4
         clocks = [e.state.compute_ns for e in timeline.entries if e.event.phase == "forward"]
-        assert sorted(set(clocks)) == [0, copied, ran, copied_1, ran_1, loss] == [0, 107, 275, 387, 571, 639]
+        assert sorted(set(clocks)) == [0, copied, ran, copied_1, ran_1, loss] == [0, 147, 315, 427, 611, 679]
 
     def test_step(self, timeline: Timeline) -> None:
-        loss = 639 + 68
-        gather_1 = 387 + 7 + 28  # may start when the last copy-out of forward is done
+        loss = 679 + 68
+        gather_1 = 427 + 56 + 7 + 28  # may start when the last copy-out of forward is done
         copied_1 = max(loss, gather_1) + 112
-        gather_0 = copied_1 + 7 + 20  # waits for the copy-out just done
+        gather_0 = copied_1 + 40 + 7 + 20  # waits for the copy-out just done
         ran_1 = copied_1 + max(2 * 112, 184)
         packed_1 = ran_1 + 56 + 56
         reduced_1 = max(packed_1, gather_0) + 7 + 28
@@ -211,8 +213,8 @@ class TestClocks:
         packed_0 = max(ran_0, reduced_1) + 40 + 40
         reduced_0 = max(packed_0, reduced_1) + 7 + 20
         sgd = 3 * (20 + 28)
-        assert timeline.step_ns == reduced_0 + sgd == 1654
-        assert timeline.exposed_ns == 27 + 27  # the first all-gather and the last reduce-scatter
+        assert timeline.step_ns == reduced_0 + sgd == 1694
+        assert timeline.exposed_ns == 40 + 27 + 27  # the first copy-in and all-gather, the last reduce-scatter
 
     def test_reduce_scatter_and_all_gather_share_the_communicator(self, timeline: Timeline) -> None:
         starts = [entry.state.shard_ns for entry in timeline.entries if entry.event.kind in ("gather", "reduce")]
