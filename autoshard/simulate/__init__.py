@@ -13,15 +13,18 @@ from autoshard.simulate.profile import StepProfile, profile_step
 from autoshard.simulate.step import expected_collectives, simulate
 from autoshard.simulate.text import format_timeline
 from autoshard.simulate.timeline import Collective, Entry, Timeline
-from autoshard.simulate.units import UnitSizes, unit_sizes
+from autoshard.simulate.units import Links, Reduction, Sizer, UnitSizes, in_fsdp_order, unit_sizes
 
 __all__ = [
     "KINDS",
     "Collective",
     "Entry",
     "Event",
+    "Links",
     "OptimizerSizes",
+    "Reduction",
     "Setup",
+    "Sizer",
     "State",
     "StepProfile",
     "Timeline",
@@ -29,6 +32,7 @@ __all__ = [
     "advance",
     "expected_collectives",
     "format_timeline",
+    "in_fsdp_order",
     "optimizer_sizes",
     "profile_step",
     "simulate",

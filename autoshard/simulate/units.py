@@ -192,9 +192,9 @@ def unit_sizes(graph: ModelGraph, decisions: Decisions, links: Links) -> tuple[U
     """Bytes and times of each unit, in the order of application."""
     tree = Tree.of(graph)
     owned = owners(graph, [unit.modules for unit in decisions.units], decisions.replicated)
-    sizer = _Sizer(tree, decisions, links)
+    sizer = Sizer(tree, decisions, links)
     return tuple(
-        sizer.sizes(unit, _in_fsdp_order(tree, unit, keys)) for unit, keys in zip(decisions.units, owned, strict=True)
+        sizer.sizes(unit, in_fsdp_order(tree, unit, keys)) for unit, keys in zip(decisions.units, owned, strict=True)
     )
 
 
@@ -213,7 +213,7 @@ def is_floating(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def _in_fsdp_order(tree: Tree, unit: Unit, keys: tuple[str, ...]) -> tuple[str, ...]:
+def in_fsdp_order(tree: Tree, unit: Unit, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Member by member, children's parameters before a module's own (``_fsdp_init.py``, ``_get_managed_modules``)."""
     if len(unit.modules) == 1:
         return tuple(sorted(keys, key=tree.held_order.__getitem__))
@@ -279,7 +279,7 @@ def _copy_in_ns(stored_bytes: int, computed_bytes: int, is_cast: bool, links: Li
     return copy_ns(cast_bytes + 2 * computed_bytes, links.rates)
 
 
-class _Sizer:
+class Sizer:
     """Sizes of a plan's units; those with like parameters have the same sizes and are summed up once."""
 
     def __init__(self, tree: Tree, decisions: Decisions, links: Links) -> None:
