@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from autoshard import __version__
 from autoshard.analysis import Analysis, analyze
 from autoshard.capture import (
@@ -25,7 +27,7 @@ from autoshard.errors import Diagnostic, GraphError, RequestError, VerificationE
 from autoshard.hardware import known_profiles, load_profile
 from autoshard.ir import ModelGraph
 from autoshard.ir.check import check
-from autoshard.plan import Alternative, Decisions, Plan, Provenance, fingerprint
+from autoshard.plan import Alternative, Decisions, Plan, Projection, Provenance, fingerprint
 from autoshard.plan.schema import VERSION
 from autoshard.planner import Baseline, Found, baselines, search
 from autoshard.request import LEVELS, Question, Request, resolve
@@ -431,6 +433,14 @@ def _passed_over(found: Found, alternatives: tuple[Alternative, ...]) -> tuple[D
     )
 
 
+def _projection(timeline: Timeline, question: Question, graph: ModelGraph) -> Projection:
+    projection = timeline.projection(question)
+    if graph.frontend == "tree":
+        unseen = "activations, temporaries of ops and the time of all computation, which the module tree does not show"
+        return msgspec.structs.replace(projection, not_modelled=(unseen, *projection.not_modelled))
+    return projection
+
+
 def _assemble(
     model: "nn.Module",
     graph: ModelGraph,
@@ -451,7 +461,7 @@ def _assemble(
         fingerprint=fingerprint(fingerprint_items(model), named),
         soundness="assumed" if graph.frontend == "tree" else level,
         optimal=found.optimal,
-        projection=found.timeline.projection(question),
+        projection=_projection(found.timeline, question, graph),
         alternatives=alternatives,
         diagnostics=(*graph.diagnostics, *analysis.space.diagnostics, *_passed_over(found, alternatives), *told),
         provenance=Provenance(

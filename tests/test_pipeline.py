@@ -116,6 +116,9 @@ def test_the_tree_frontend_needs_no_inputs_and_marks_the_plan() -> None:
     plan = autoshard.make_plan(_Net(), request=CPU, frontend="tree")
     assert plan.soundness == "assumed"
     assert plan.provenance.frontend == "tree"
+    assert "which the module tree does not show" in plan.projection.not_modelled[0]
+    traced = autoshard.make_plan(_Net(), INPUTS, request=CPU)
+    assert plan.projection.reduce_scatter_bytes == traced.projection.reduce_scatter_bytes > 0
     assert [unit.modules for unit in plan.units[:3]] == [(f"blocks.{index}",) for index in range(3)]
 
 

@@ -2,15 +2,18 @@
 
 Nothing is run, so nothing is known of order, reads and activations. What stands in their place is the assumption that
 each module with a forward runs once, in registration order, and that parameters are read by the modules that hold them.
-The root region has one op for each module that holds parameters, so that positions exist; it has no storages.
+The root region has one op for each module that holds parameters, so that positions exist; its only storages are the
+gradients, which backward makes of each parameter that trains: their number and sizes need no run.
 """
+
+from dataclasses import replace
 
 from torch import nn
 
 from autoshard.capture.graph import module_nodes, param_infos, read_tree
 from autoshard.capture.tree import ModuleTree, buffer_infos, has_forward
 from autoshard.errors import Diagnostic
-from autoshard.ir import ModelGraph, ModuleSpan, OpNode, Region
+from autoshard.ir import CALLER, ModelGraph, ModuleSpan, Moment, OpNode, Region, StorageInfo
 
 TARGET = "module"
 """Target of the one op that stands for a module's own work."""
@@ -99,14 +102,37 @@ def _region(tree: ModuleTree, called: list[str]) -> Region:
 
     visit("")
     total = len(ops)
+    backward, gradients = _backward(ops, tree)
     return Region(
         name="root",
         module="",
         forward=tuple(ops),
-        backward=tuple(reversed(ops)),
-        storages=(),
+        backward=backward,
+        storages=gradients,
         spans=tuple(_span(fqn, start, end, total, tree) for fqn, start, end in spans),
     )
+
+
+def _backward(ops: list[OpNode], tree: ModuleTree) -> tuple[tuple[OpNode, ...], tuple[StorageInfo, ...]]:
+    """The ops in reverse, and the gradients that they write; a tied parameter's is added to by each of its modules."""
+    backward: list[OpNode] = []
+    gradients: list[StorageInfo] = []
+    places: dict[str, int] = {}
+    for index, op in enumerate(reversed(ops)):
+        written = []
+        for key in op.params:
+            param = tree.params[key].param
+            if not param.requires_grad:
+                continue
+            if key not in places:
+                places[key] = len(gradients)
+                born = Moment(phase="backward", index=index)
+                nbytes = param.numel() * param.element_size()
+                gradients.append(StorageInfo(nbytes=nbytes, born=born, dies=CALLER, kind="gradient", param=key))
+            written.append(places[key])
+        num_bytes = sum(gradients[place].nbytes for place in written)
+        backward.append(replace(op, outputs=tuple(written), bytes_written=num_bytes))
+    return tuple(backward), tuple(gradients)
 
 
 def _span(fqn: str, start: int, end: int, total: int, tree: ModuleTree) -> ModuleSpan:

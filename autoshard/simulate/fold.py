@@ -102,7 +102,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         arrivals: units whose all-gather is in flight, and when it ends.
         inputs: reduce-scatter inputs alive, oldest first: bytes, and when their reduce-scatter ends.
         reduced_ns: when all reductions so far are done.
-        exposed_ns: time so far in which compute waited for communication.
+        exposed_ns: time so far in which compute waited for communication, and not for the host.
     """
 
     live: tuple[int, ...]
@@ -150,9 +150,9 @@ class _Draft(msgspec.Struct, gc=False):
             self.high, self.high_live, self.high_op = self.total, tuple(self.live), -1
 
     def wait(self, until_ns: int) -> None:
-        """Compute waits for communication."""
+        """Compute waits for communication; while the host is behind, it would have waited all the same."""
         if until_ns > self.compute_ns:
-            self.exposed_ns += until_ns - self.compute_ns
+            self.exposed_ns += max(0, until_ns - max(self.compute_ns, self.host_ns))
             self.compute_ns = until_ns
 
 

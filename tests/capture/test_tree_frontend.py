@@ -42,6 +42,17 @@ def test_what_is_assumed() -> None:
     assert spans["1.0"] == ((3, 4), (0, 1))
 
 
+def test_backward_makes_the_gradients_of_what_trains() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(3, 5), "b": nn.Linear(5, 7, bias=False), "c": nn.Linear(5, 7, bias=False)})
+    model["a"].bias.requires_grad = False
+    model["c"].weight = model["b"].weight
+    graph = capture_tree(model)
+    found = {storage.param: (storage.nbytes, storage.born.index) for storage in graph.root.storages}
+    assert found == {"a.weight": (3 * 5 * 4, 2), "b.weight": (5 * 7 * 4, 0)}
+    assert [op.outputs for op in graph.root.backward] == [(0,), (0,), (1,)]  # a tie is added to by both
+    assert not any(op.outputs for op in graph.root.forward)
+
+
 def test_nothing_is_run() -> None:
     class Explodes(nn.Module):
         def __init__(self) -> None:

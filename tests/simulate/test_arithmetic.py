@@ -224,6 +224,9 @@ class TestClocks:
         slow = msgspec.structs.replace(UNIT_RATES, launch_ns=10_000, unit_host_ns=1_000)
         timeline = simulate(build(chain(10, 14)), decisions(("0",), ("1",), shards=2), question_on(slow, 2))
         assert timeline.step_ns == 6 * 10_000 + 4 * 1_000 + 80 + 27 + 144
+        # The device waits for the host all along. What it waits for communication is what the host finds not done when
+        # it comes there: copy-in and gather of unit 0, of unit 1 in both directions, and the last reduce-scatter.
+        assert timeline.exposed_ns == (40 + 27) + 2 * (56 + 35) + 27
 
     def test_keeping_the_last_unit_saves_its_all_gather(self, timeline: Timeline) -> None:
         plan = decisions(("0",), (("1",), False), shards=2)
