@@ -53,7 +53,7 @@ bench-parity: $(VENV)/.installed-dev  ## train one model in five ways and compar
 	$(BIN)/python benchmarks/parity.py
 
 bench-reach: $(VENV)/.installed-dev  ## plan every architecture of transformers, print counts and failures
-	$(BIN)/python benchmarks/reach.py
+	$(BIN)/python -m benchmarks.reach
 
 bench-memory: $(VENV)/.installed-dev  ## train models in many configurations, projected beside measured bytes
 	$(BIN)/python benchmarks/memory.py
