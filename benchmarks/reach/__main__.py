@@ -19,6 +19,7 @@ import json
 import os
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,14 @@ def main() -> int:
 
 
 def wanted_jobs() -> list[Job]:
-    """Every model, those that take longest first."""
+    """Every model: the architectures that build by default, the deep ones last, then those that need more."""
     from benchmarks.reach.architectures import architectures, keep_depth, peers
 
     classes = architectures()
     known = peers()
     full = keep_depth([kind for kind in classes if kind in known])
     jobs = [(kind, cls, "full" if kind in full else "cut") for kind, cls in classes.items()]
-    return sorted(jobs, key=lambda job: (job[0] not in known, job[2] != "full"))
+    return sorted(jobs, key=lambda job: (job[0] not in known, job[2] == "full"))
 
 
 def run(jobs: list[Job], args: argparse.Namespace) -> None:
@@ -98,12 +99,13 @@ def run(jobs: list[Job], args: argparse.Namespace) -> None:
 
 def preload() -> None:
     """Import what every job needs, before any is forked."""
-    import transformers.modeling_utils
-    import transformers.models.auto.modeling_auto
-
-    import autoshard.integrations.transformers.configuration
-    import autoshard.pipeline
-    import autoshard.runtime.dryrun  # noqa: F401
+    for name in (
+        "transformers.modeling_utils",
+        "autoshard.integrations.transformers.configuration",
+        "autoshard.pipeline",
+        "autoshard.runtime.dryrun",
+    ):
+        import_module(name)
 
 
 def work(job: Job, *, verify: str) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def architectures() -> dict[str, str]:
 def peers() -> dict[str, dict[str, str]]:
     """What two peers do with each architecture that builds by default, by model type.
 
-    ``accelerate`` is the outcome of ``fsdp2_prepare_model`` with the default list of classes, ``transformers`` the share
-    of the parameters that the root unit has under transformers' own plan.
+    ``accelerate`` is the outcome of ``fsdp2_prepare_model`` with the default list of classes, ``transformers`` how
+    much of the parameters the root unit has under transformers' own plan.
     """
     with PEERS.open() as lines:
         return {row["type"]: row for row in csv.DictReader(lines)}
