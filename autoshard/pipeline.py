@@ -29,7 +29,7 @@ from autoshard.ir import ModelGraph
 from autoshard.ir.check import check
 from autoshard.plan import Alternative, Decisions, Plan, Projection, Provenance, fingerprint
 from autoshard.plan.schema import VERSION
-from autoshard.planner import Baseline, Found, baselines, search
+from autoshard.planner import Baseline, Found, baselines, search, with_small_root
 from autoshard.request import LEVELS, Question, Request, resolve
 from autoshard.simulate import StepProfile, Timeline, profile_step, simulate
 from autoshard.sizes import format_ns
@@ -202,15 +202,18 @@ def run_pipeline(
     reasons = [tuple(f"{d.code} {d.where}" for d in found if d.severity == "error") for found in findings]
     legal = [base for base, reason in zip(known, reasons, strict=True) if not reason]
     found = search(graph, analysis, question, profile, legal)
+    found, held = with_small_root(
+        found, graph, analysis, question, profile, lambda decisions: not _broken(decisions, graph, analysis)
+    )
 
     progress("verifying")
-    broken = tuple(d for d in verify_plan(found.decisions, graph, analysis) if d.severity == "error")
+    broken = _broken(found.decisions, graph, analysis)
     if broken:
         raise VerificationError(broken)
-    told: tuple[Diagnostic, ...] = ()
+    told = held
     if verify == "dry-run":
         progress("running one step of the sharded model")
-        told = _dry_run(model, found.decisions, inputs, loss, question.profile.kind, graph)
+        told = (*told, *_dry_run(model, found.decisions, inputs, loss, question.profile.kind, graph))
         if any(d.severity == "error" for d in told):
             raise VerificationError(tuple(d for d in told if d.severity == "error"))
 
@@ -413,6 +416,10 @@ def _alternative(
         peak_bytes=timeline.peak_bytes,
         step_ns=timeline.step_ns,
     )
+
+
+def _broken(decisions: Decisions, graph: ModelGraph, analysis: Analysis) -> tuple[Diagnostic, ...]:
+    return tuple(d for d in verify_plan(decisions, graph, analysis) if d.severity == "error")
 
 
 def _passed_over(found: Found, alternatives: tuple[Alternative, ...]) -> tuple[Diagnostic, ...]:

@@ -61,6 +61,7 @@ class Request:
         reshard: ``auto``, ``always`` or ``never`` reshard after forward.
         compile: ``none``.
         objective: ``time``, or ``memory`` for the least peak.
+        root_percent: the most of the parameter bytes that the root unit may own where the rules allow less.
         methods: methods other than forward that run a module, as ``fqn:method``.
     """
 
@@ -74,6 +75,7 @@ class Request:
     reshard: Reshard = "auto"
     compile: str = "none"
     objective: Objective = "time"
+    root_percent: int = 100
     methods: tuple[str, ...] = ()
 
 
@@ -92,6 +94,7 @@ class Question:
         recompute: as in the request.
         reshard: as in the request.
         objective: as in the request.
+        root_percent: as in the request.
         assumed: every default that was taken, as ``field=value (why)``, in the order of the fields.
     """
 
@@ -105,6 +108,7 @@ class Question:
     recompute: Recompute
     reshard: Reshard
     objective: Objective
+    root_percent: int
     assumed: tuple[str, ...] = field(default=())
 
     @property
@@ -138,6 +142,7 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
     _require_choice("recompute", request.recompute, ("auto", "none", "full"))
     _require_choice("reshard", request.reshard, ("auto", "always", "never"))
     _require_choice("objective", request.objective, ("time", "memory"))
+    _require_percent("root_percent", request.root_percent)
     _require_choice("compile", request.compile, ("none",))
 
     device, why = request.device, ""
@@ -194,6 +199,7 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
         recompute=request.recompute,
         reshard=request.reshard,
         objective=request.objective,
+        root_percent=request.root_percent,
         assumed=tuple(assumed),
     )
 
@@ -201,6 +207,11 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise RequestError(name, value, "one of " + ", ".join(choices))
+
+
+def _require_percent(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+        raise RequestError(name, value, "a whole number from 0 to 100")
 
 
 def _read_mesh(mesh: str, num_devices: int) -> tuple[int, int]:

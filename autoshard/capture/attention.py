@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 
+INDEXING = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _PLAIN = torch._C._nn.scaled_dot_product_attention
 HALF = (torch.float16, torch.bfloat16)
 FLASH_MAX_HEAD_DIM = 256
@@ -59,6 +60,8 @@ class TargetFunctions(TorchFunctionMode):
             return self.attention(*args, **kwargs)
         if func is torch.tensor and args and _holds_tensors(args[0]):
             return _stacked(args[0], **kwargs)
+        if func in INDEXING and len(args) > 1:
+            args = (args[0], _index(args[1]), *args[2:])
         return func(*args, **kwargs)
 
     def attention(
@@ -142,6 +145,15 @@ def _on_cpu(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict
 
 def _holds_tensors(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(isinstance(part, torch.Tensor) for part in value)
+
+
+def _index(index: Any) -> Any:
+    """An index with its sequences of tensors (``x[rows, columns]``, each a tuple of numbers) as stacks."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(_holds_tensors(part) for part in parts):
+        return index
+    # A tuple by itself is the index of several dims and stays one.
+    return tuple(_stacked(part) if _holds_tensors(part) else part for part in parts)
 
 
 def _stacked(

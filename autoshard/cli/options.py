@@ -27,6 +27,12 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--objective", choices=("time", "memory"), help="what is to be least among the plans that fit")
     group.add_argument(
+        "--root-percent",
+        type=int,
+        metavar="N",
+        help="the most of the parameters that the root unit may own, if possible",
+    )
+    group.add_argument(
         "--method",
         dest="methods",
         action="append",

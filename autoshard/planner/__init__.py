@@ -2,5 +2,6 @@
 
 from autoshard.planner.baselines import Baseline, baselines
 from autoshard.planner.search import Found, search
+from autoshard.planner.small_root import with_small_root
 
-__all__ = ["Baseline", "Found", "baselines", "search"]
+__all__ = ["Baseline", "Found", "baselines", "search", "with_small_root"]

@@ -12,7 +12,7 @@ from benchmarks.reach.architectures import make
 SEQ = 128
 DEVICE, DEVICES = "h100-80gb", (8, 64, 512)
 """Where eight devices are too few, more are asked for."""
-ROOT_SHARE = 0.25
+ROOT_PERCENT = 25
 TAIL = 6
 """Frames of a traceback that are kept."""
 
@@ -88,7 +88,7 @@ def planned(
     from autoshard.request import Request
 
     for devices in DEVICES:
-        request = Request(device=DEVICE, devices=devices, precision="bf16")
+        request = Request(device=DEVICE, devices=devices, precision="bf16", root_percent=ROOT_PERCENT)
         options: dict[str, Any] = {"progress": stage, "assumed": assumed, "verify": verify}
         try:
             result = run_pipeline(model, inputs, loss=loss, entry="forward", request=request, **options)
@@ -121,12 +121,12 @@ def judge(result: Any) -> dict[str, Any]:
     }
     if result.plan.soundness == "assumed":
         return row | {"outcome": "failed", "stage": "judging", "reason": "planned from the module tree"}
-    if share <= ROOT_SHARE:
+    if share <= ROOT_PERCENT / 100:
         return row
     largest = sorted(owned, key=lambda key: -owned[key])[:3]
     named = ", ".join(f"{key} {owned[key] / total:.0%}" for key in largest)
     row["reason"] = f"{share:.0%} of the parameters in the root: {named}"
-    is_avoidable = divisible_bytes(result) > ROOT_SHARE * total
+    is_avoidable = divisible_bytes(result) > ROOT_PERCENT / 100 * total
     return row | {"outcome": "root" if is_avoidable else "sound", "stage": "judging"}
 
 

@@ -35,6 +35,7 @@ def _rows(ask: Any) -> tuple[int, ModelGraph]:
     ("ask", "rows"),
     [
         (lambda m, x, t: x[t == 5], 3),
+        (lambda m, x, t: x[tuple(t[:2] - 5), tuple(t[:2] - t[:2])][:, None].expand(-1, 4), 2),
         (lambda m, x, t: x[(t == 5).nonzero().flatten()], 3),
         (lambda m, x, t: x[: int((t > 5).sum())], 2),
         (lambda m, x, t: x[: t.tolist()[-1]], 2),

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from autoshard.capture.build import parameters_on_meta
+from autoshard.capture.build import on_meta, parameters_on_meta
 from autoshard.capture.gpu_only import CODE, remedy_without_gpu
 from autoshard.errors import ModelLoadError
 from autoshard.integrations.transformers.facts import sub_configs
@@ -235,8 +235,7 @@ def _construct(model_class: type, config: Any) -> nn.Module:
         return model_class._from_config(config, dtype=torch.float32)  # type: ignore[attr-defined]
 
     try:
-        with torch.device("meta"):
-            return make()
+        return on_meta(make)
     except (NotImplementedError, RuntimeError):  # constructors that compute with tensors, which meta has no values for
         with parameters_on_meta():
             return make()
