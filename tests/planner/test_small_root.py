@@ -1,4 +1,4 @@
-"""A root that owns little where the request asks for it: what is extended, by what, and what is told if it cannot be."""
+"""A root that owns little where the request asks for it: what is extended, and what is told if it cannot be."""
 
 from dataclasses import replace
 
