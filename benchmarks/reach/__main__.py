@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "build" / "reach.jsonl"
 KEPT = Path(__file__).parent / "results.jsonl"
-LIMIT_S = {"cut": 300, "full": 900}
+LIMIT_S = {"cut": 300, "full": 900, "none": 600}
 LIMIT_GIB = 6
 
 Job = tuple[str, str, str]
@@ -63,12 +63,14 @@ def main() -> int:
 def wanted_jobs() -> list[Job]:
     """Every model: the architectures that build by default, the deep ones last, then those that need more."""
     from benchmarks.reach.architectures import architectures, keep_depth, peers
+    from benchmarks.reach.others import OTHERS
 
     classes = architectures()
     known = peers()
     full = keep_depth([kind for kind in classes if kind in known])
     jobs = [(kind, cls, "full" if kind in full else "cut") for kind, cls in classes.items()]
-    return sorted(jobs, key=lambda job: (job[0] not in known, job[2] == "full"))
+    others = [(name, "", "none") for name in OTHERS]
+    return [*sorted(jobs, key=lambda job: (job[0] not in known, job[2] == "full")), *others]
 
 
 def run(jobs: list[Job], args: argparse.Namespace) -> None:
@@ -99,6 +101,9 @@ def run(jobs: list[Job], args: argparse.Namespace) -> None:
 
 def preload() -> None:
     """Import what every job needs, before any is forked."""
+    from benchmarks.reach.torchvision_ops import declare
+
+    declare()
     for name in (
         "transformers.modeling_utils",
         "autoshard.integrations.transformers.configuration",
@@ -111,8 +116,15 @@ def preload() -> None:
 def work(job: Job, *, verify: str) -> dict[str, Any]:
     """The row of one job."""
     from benchmarks.reach.one import architecture, run_one
+    from benchmarks.reach.others import OTHERS, attempt_other
 
     kind, cls, depth = job
+    if depth == "none":
+        missing = OTHERS[kind].missing
+        if missing:
+            reason = f"not installed: {', '.join(missing)}"
+            return {"type": kind, "class": cls, "outcome": "not built", "stage": "build", "reason": reason}
+        return run_one(kind, cls, attempt_other(kind, verify=verify))
     return run_one(kind, cls, architecture(kind, cls, is_full=depth == "full", verify=verify))
 
 
@@ -132,6 +144,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def report(rows: list[dict[str, Any]]) -> None:
     """Print the counts of the architectures that build by default, of those that need more, and of other libraries."""
     from benchmarks.reach.architectures import peers
+    from benchmarks.reach.others import OTHERS
     from benchmarks.reach.summary import peers_summary, summary
 
     known = peers()
@@ -139,7 +152,9 @@ def report(rows: list[dict[str, Any]]) -> None:
         summary([row for row in rows if row["type"] in known], "architectures that build from a default configuration")
     )
     print(peers_summary())
-    print(summary([row for row in rows if row["type"] not in known], "architectures that need more to build"))
+    more = [row for row in rows if row["type"] not in known and row["type"] not in OTHERS]
+    print(summary(more, "architectures that need more than that to build"))
+    print(summary([row for row in rows if row["type"] in OTHERS], "models of other kinds and libraries"))
 
 
 def compact(row: dict[str, Any]) -> dict[str, Any]:
