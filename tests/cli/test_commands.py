@@ -22,7 +22,7 @@ from tests.plans import deep_plan, full_plan, small_plan, unit
 def test_options_become_the_request(cli, pipeline) -> None:
     argv = (
         "plan m.py:f --device cpu --devices 6 --memory 1GiB --precision bf16 --optimizer sgd --recompute full "
-        "--mesh 2x3 --reshard never --objective memory --method codec:encode --method :generate "
+        "--mesh 2x3 --reshard never --objective memory --root-percent 25 --method codec:encode --method :generate "
         "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree --verify dry-run"
     )
     assert cli(*argv.split()).code == 0
@@ -37,6 +37,7 @@ def test_options_become_the_request(cli, pipeline) -> None:
         mesh="2x3",
         reshard="never",
         objective="memory",
+        root_percent=25,
         methods=("codec:encode", ":generate"),
     )
     assert args == ("m.py:f", request)
@@ -59,7 +60,7 @@ def test_each_field_of_the_request_has_an_option(cli) -> None:
     text = cli("plan", "--help").out
     # `none` is the only choice of compile so far.
     for field in {field.name for field in dataclasses.fields(Request)} - {"compile", "methods"}:
-        assert f"--{field} " in text
+        assert f"--{field.replace('_', '-')} " in text
 
 
 def test_the_pipeline_takes_what_the_command_gives() -> None:
