@@ -31,7 +31,7 @@ from autoshard.plan import Alternative, Decisions, Plan, Projection, Provenance,
 from autoshard.plan.schema import VERSION
 from autoshard.planner import Baseline, Found, baselines, search, with_small_root
 from autoshard.request import LEVELS, Question, Request, resolve
-from autoshard.simulate import StepProfile, Timeline, profile_step, simulate
+from autoshard.simulate import StepProfile, Timeline, peak_parts, phase_peaks, profile_step, simulate, stretches
 from autoshard.sizes import format_ns
 from autoshard.verify import verify_plan
 
@@ -441,7 +441,12 @@ def _passed_over(found: Found, alternatives: tuple[Alternative, ...]) -> tuple[D
 
 
 def _projection(timeline: Timeline, question: Question, graph: ModelGraph) -> Projection:
-    projection = timeline.projection(question)
+    projection = msgspec.structs.replace(
+        timeline.projection(question),
+        phases=phase_peaks(timeline),
+        parts=peak_parts(timeline, graph),
+        course=stretches(timeline),
+    )
     if graph.frontend == "tree":
         unseen = "activations, temporaries of ops and the time of all computation, which the module tree does not show"
         return msgspec.structs.replace(projection, not_modelled=(unseen, *projection.not_modelled))

@@ -12,10 +12,13 @@ from autoshard.plan import (
     Axis,
     Method,
     Optimal,
+    Part,
+    PhasePeak,
     Plan,
     Precision,
     Projection,
     Provenance,
+    Stretch,
     Unit,
 )
 
@@ -51,6 +54,32 @@ def small_plan(**fields: Any) -> Plan:
             steady_bytes=36015,
             by_kind={"activations": 50021, "gradients": 12007, "optimizer": 24013, "parameters": 18688},
             peak_at="backward, layers.1, its gradients are reduced",
+            phases=(
+                PhasePeak(
+                    phase="forward",
+                    peak_bytes=88001,
+                    peak_at="forward, head: aten.mm",
+                    end_bytes=61001,
+                    by_kind={"activations": 63988, "optimizer": 24013},
+                ),
+                PhasePeak(
+                    phase="backward",
+                    peak_bytes=104729,
+                    peak_at="backward, layers.1, its gradients are reduced",
+                    end_bytes=48023,
+                    by_kind={"activations": 50021, "gradients": 12007, "optimizer": 24013, "parameters": 18688},
+                ),
+            ),
+            parts=(
+                Part(kind="activations", where="layers.*.mlp", num_bytes=50021),
+                Part(kind="optimizer", where="", num_bytes=24013),
+                Part(kind="parameters", where="layers.1", num_bytes=18688),
+                Part(kind="gradients", where="(the rest)", num_bytes=12007),
+            ),
+            course=(
+                Stretch(phase="forward", peak_bytes=88001, peak_at="forward, head: aten.mm", end_ns=433231),
+                Stretch(phase="backward", peak_bytes=104729, peak_at="backward, layers.1", end_ns=1299709),
+            ),
             step_ns=1299709,
             exposed_ns=15485,
             num_all_gathers=7,

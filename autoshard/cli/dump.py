@@ -1,5 +1,6 @@
 """What a stage found, as stable text: ``autoshard plan --dump ir|analysis|space|timeline``."""
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,3 +31,17 @@ def format_dump(name: str, result: "PlanResult") -> str:
         assert name == "timeline"
         text = format_timeline(result.timeline)
     return text.rstrip("\n")
+
+
+def format_record(result: "PlanResult") -> bytes:
+    """The whole timeline as JSON, one event a line."""
+    from autoshard.simulate import timeline_record
+
+    fields = []
+    for name, value in timeline_record(result.timeline).items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines = ",\n".join(f"    {json.dumps(item, ensure_ascii=False)}" for item in value)
+            fields.append(f'  "{name}": [\n{lines}\n  ]')
+        else:
+            fields.append(f'  "{name}": {json.dumps(value, ensure_ascii=False)}')
+    return ("{\n" + ",\n".join(fields) + "\n}\n").encode()

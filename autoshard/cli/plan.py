@@ -5,14 +5,14 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from autoshard.cli.dump import DUMPS, format_dump
+from autoshard.cli.dump import DUMPS, format_dump, format_record
 from autoshard.cli.options import add_request_options, positive, read_request
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
 from autoshard.cli.source import plan_source
 from autoshard.errors import PlanFormatError
 from autoshard.plan import Plan, encode_plan, require_supported, save_plan
-from autoshard.plan.save import require_writable
+from autoshard.plan.save import require_writable, write_whole
 from autoshard.report import format_diagnostics, format_plan, format_table, format_verdict, memory_table, units_table
 from autoshard.request import LEVELS, resolve
 
@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = shown.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the plan file and nothing else")
     form.add_argument("--dump", choices=DUMPS, help="print what a stage found instead of the tables")
+    shown.add_argument(
+        "--timeline", metavar="FILE", help="also write the step under the plan to this file, event by event, as JSON"
+    )
     shown.add_argument("--quiet", action="store_true", help="print one line, and no progress")
 
 
@@ -78,14 +81,17 @@ def run(args: argparse.Namespace) -> int:
     request = read_request(args)
     # Told before torch is imported and any work is done.
     resolve(request)
-    if args.output is not None:
-        require_writable(args.output)
+    for path in (args.output, args.timeline):
+        if path is not None:
+            require_writable(path)
     progress = Progress(lambda stage: None if args.quiet else write_error(stage))
     # What the user's own code prints must not get into the JSON.
     with progress, contextlib.redirect_stdout(sys.stderr):
         result = plan_source(args, request, progress)
     if args.output is not None:
         save_plan(result.plan, args.output)
+    if args.timeline is not None:
+        write_whole(args.timeline, format_record(result))
     _warn_if_unsupported(result.plan)
     _print(args, result)
     return 0

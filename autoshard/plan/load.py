@@ -19,7 +19,7 @@ import msgspec
 
 from autoshard.errors import Diagnostic, PlanFormatError, PlanVersionError, RequestError
 from autoshard.plan.rules import MAX_INT, quote, violations
-from autoshard.plan.schema import VERSION, Plan, Precision
+from autoshard.plan.schema import VERSION, Plan, Precision, Projection
 from autoshard.plan.supported import require_supported
 from autoshard.sizes import format_bytes
 
@@ -218,6 +218,7 @@ def _missing(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
     structs: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
         ("$", Plan, tree),
         ("$.precision", Precision, tree["precision"]),
+        ("$.projection", Projection, tree["projection"]),
         *((f"$.diagnostics[{i}]", Diagnostic, item) for i, item in enumerate(tree["diagnostics"])),
     ]
     for path, struct, found in structs:

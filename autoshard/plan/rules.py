@@ -19,6 +19,7 @@ ROLES = ("replicate", "shard")
 PRECISION_DTYPES = ("same", "bfloat16", "float16", "float32", "float64")
 SOUNDNESS = ("dry-run", "rules", "assumed")
 OPTIMAL_STATUS = ("proved", "bounded", "heuristic")
+PHASES = ("forward", "backward", "optimizer")
 VERDICTS = ("fits", "does not fit", "not legal")
 FRONTENDS = ("trace", "tree")
 FINGERPRINT_FORM = "sha256:[0-9a-f]{64}"
@@ -177,6 +178,18 @@ def _projection(projection: Projection) -> Iterator[Violation]:
             yield from _at_least(f"$.projection.{name}", value, 0)
     for kind, num_bytes in projection.by_kind.items():
         yield from _at_least(f"$.projection.by_kind[{quote(kind)}]", num_bytes, 0)
+    for i, phase in enumerate(projection.phases):
+        yield from _choice(f"$.projection.phases[{i}].phase", phase.phase, PHASES)
+        for name, value in (("peak_bytes", phase.peak_bytes), ("end_bytes", phase.end_bytes)):
+            yield from _at_least(f"$.projection.phases[{i}].{name}", value, 0)
+        for kind, num_bytes in phase.by_kind.items():
+            yield from _at_least(f"$.projection.phases[{i}].by_kind[{quote(kind)}]", num_bytes, 0)
+    for i, part in enumerate(projection.parts):
+        yield from _at_least(f"$.projection.parts[{i}].num_bytes", part.num_bytes, 0)
+    for i, stretch in enumerate(projection.course):
+        yield from _choice(f"$.projection.course[{i}].phase", stretch.phase, PHASES)
+        for name, value in (("peak_bytes", stretch.peak_bytes), ("end_ns", stretch.end_ns)):
+            yield from _at_least(f"$.projection.course[{i}].{name}", value, 0)
 
 
 def _names(at: str, names: Iterable[str]) -> Iterator[Violation]:

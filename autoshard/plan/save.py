@@ -68,7 +68,19 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     Examples:
         ``save_plan(plan, "plan.json")``, and back with ``load_plan("plan.json")``.
     """
-    data = encode_plan(plan)
+    write_whole(path, encode_plan(plan))
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file. Another reader sees the old file or the new one, never a part.
+
+    Args:
+        path: the file; an existing one is replaced, a link is followed. Its folder must exist.
+        data: what it is to hold.
+
+    Raises:
+        RequestError: the file cannot be written there. Nothing has been changed.
+    """
     require_writable(path)
     try:
         _replace(Path(os.path.realpath(path)), data)

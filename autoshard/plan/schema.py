@@ -114,6 +114,55 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return size
 
 
+class PhasePeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The most that is alive at once in a phase of the step.
+
+    Attributes:
+        phase: ``forward``, ``backward`` or ``optimizer``.
+        peak_bytes: the most that is alive at once in it.
+        peak_at: where that is: phase, unit or module, and what happens there.
+        end_bytes: alive at its end.
+        by_kind: what its peak is made of, bytes by kind.
+    """
+
+    phase: str
+    peak_bytes: int
+    peak_at: str
+    end_bytes: int
+    by_kind: dict[str, int]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the peak.
+
+    Attributes:
+        kind: as in ``by_kind``.
+        where: what made it: a unit, or a module with ``*`` for the numbers of like ones; empty where a kind is not told
+            apart.
+        num_bytes: its bytes.
+    """
+
+    kind: str
+    where: str
+    num_bytes: int
+
+
+class Stretch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stretch of the step and its highest moment.
+
+    Attributes:
+        phase: of the step.
+        peak_bytes: the most that is alive at once in it.
+        peak_at: where that is.
+        end_ns: when it ends, from the start of the step under the cost model.
+    """
+
+    phase: str
+    peak_bytes: int
+    peak_at: str
+    end_ns: int
+
+
 class Projection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a plan will cost on one device under the cost model.
 
@@ -123,6 +172,9 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         steady_bytes: alive between steps: sharded parameters and optimizer state.
         by_kind: what the peak is made of, bytes by kind.
         peak_at: where the peak stands: phase, unit and what happens there.
+        phases: the peak of each phase, in order.
+        parts: what made the bytes of the peak, the largest first; their sum is the peak.
+        course: the step in a few stretches, in order.
         step_ns: time of one step under the cost model.
         exposed_ns: part of it in which compute waits for communication.
         num_all_gathers: all-gathers of one step.
@@ -139,6 +191,9 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steady_bytes: int
     by_kind: dict[str, int]
     peak_at: str
+    phases: tuple[PhasePeak, ...] = ()
+    parts: tuple[Part, ...] = ()
+    course: tuple[Stretch, ...] = ()
     step_ns: int
     exposed_ns: int
     num_all_gathers: int

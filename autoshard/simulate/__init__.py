@@ -2,14 +2,16 @@
 
 ``simulate`` replays a plan; the files in the order of the work: ``profile`` (the step on one device), ``recompute``
 (that step where modules recompute), ``units`` (bytes and times of each unit), ``hooks`` (what FSDP2 does and when),
-``fold`` (what that costs), ``timeline`` (the record).
+``fold`` (what that costs), ``timeline`` (the record), ``memory`` (where the bytes go, in short).
 """
 
 from autoshard.simulate.event import Event
 from autoshard.simulate.fold import KINDS, Setup, State, advance, start
 from autoshard.simulate.hooks import step_events
+from autoshard.simulate.memory import peak_parts, phase_peaks, stretches
 from autoshard.simulate.optimizer import OptimizerSizes, optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
+from autoshard.simulate.record import timeline_record
 from autoshard.simulate.step import expected_collectives, simulate
 from autoshard.simulate.text import format_timeline
 from autoshard.simulate.timeline import Collective, Entry, Timeline
@@ -34,9 +36,13 @@ __all__ = [
     "format_timeline",
     "in_fsdp_order",
     "optimizer_sizes",
+    "peak_parts",
+    "phase_peaks",
     "profile_step",
     "simulate",
     "start",
     "step_events",
+    "stretches",
+    "timeline_record",
     "unit_sizes",
 ]

@@ -6,7 +6,7 @@ under FSDP2 they are freed when they are reduced, so the fold makes them itself 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -220,26 +220,52 @@ def _replays(
     return {fqn: tuple(positions) for fqn, positions in found.items()}
 
 
-def _storages(
-    graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[GradientMoment, ...]]:
-    root, num_ops = graph.root, len(ops)
-    born, gone, crossing = ([0] * (num_ops + 2) for _ in range(3))
-    kept: dict[str, tuple[int, int]] = {}
-    for index, storage in enumerate(root.storages):
+def alive_activations(graph: ModelGraph, *, op: int = -1, position: int = 0) -> Iterator[tuple[str, int]]:
+    """Module whose op made it (empty for copies of inputs) and bytes of each activation alive at a moment of the step.
+
+    Args:
+        graph: one flat region, in which recomputation stands already.
+        op: the op during which they are alive, -1 for none.
+        position: the position at which they are alive where there is no op.
+    """
+    num_forward = len(graph.root.forward)
+    ops = (*graph.root.forward, *graph.root.backward)
+    for nbytes, first, last in _lifetimes(graph, num_forward, ops):
+        if first <= op <= last if op >= 0 else first < position <= last:
+            yield ops[first].module, nbytes
+    for nbytes, last in _cast_inputs(graph, num_forward, ops):
+        if (op if op >= 0 else position) <= last:
+            yield "", nbytes
+
+
+def _lifetimes(
+    graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...], kept: dict[str, tuple[int, int]] | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Bytes, first and last op of all that counts as activation; whole gradients go to ``kept``: (first op, index)."""
+    kept = {} if kept is None else kept
+    for index, storage in enumerate(graph.root.storages):
         if storage.kind in ("input", "buffer"):
             continue
         first = _op_index(storage.born, num_forward, 0)
-        last = _op_index(storage.dies, num_forward, num_ops)
         # A gradient that autograd adds to another one dies in the region: it is a temporary like any other.
         if storage.kind == "gradient" and storage.dies == CALLER and storage.param not in kept:
             kept[storage.param] = first, index
             continue
-        born[first] += storage.nbytes
-        gone[last + 1] += storage.nbytes
+        yield storage.nbytes, first, _op_index(storage.dies, num_forward, len(ops))
+
+
+def _storages(
+    graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[GradientMoment, ...]]:
+    num_ops = len(ops)
+    born, gone, crossing = ([0] * (num_ops + 2) for _ in range(3))
+    kept: dict[str, tuple[int, int]] = {}
+    for nbytes, first, last in _lifetimes(graph, num_forward, ops, kept):
+        born[first] += nbytes
+        gone[last + 1] += nbytes
         if last > first:
-            crossing[first + 1] += storage.nbytes
-            crossing[last + 1] -= storage.nbytes
+            crossing[first + 1] += nbytes
+            crossing[last + 1] -= nbytes
     for nbytes, last in _cast_inputs(graph, num_forward, ops):
         gone[last + 1] += nbytes
         born[0] += nbytes

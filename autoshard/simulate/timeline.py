@@ -113,7 +113,7 @@ class Timeline:
     @property
     def peak_at(self) -> str:
         """Where the peak stands: phase, unit or module, and what happens there."""
-        return self._describe(self.events[self._peak.event], self._peak.high_op)
+        return self.describe(self.events[self._peak.event], self._peak.high_op)
 
     @property
     def steady_bytes(self) -> int:
@@ -144,12 +144,14 @@ class Timeline:
         """Name of an event's unit, empty if it has none."""
         return self.setup.units[event.unit].name if event.unit >= 0 else ""
 
-    def _describe(self, event: Event, high_op: int) -> str:
+    def describe(self, event: Event, high_op: int) -> str:
         """Phase, unit and what happens at an event, for people."""
         if event.kind == "compute":
             module, target = self.setup.profile.labels[high_op if high_op >= 0 else event.start]
             return f"{event.phase}, {module}: {target}"
         what = _WHAT.get(event.kind, event.kind)
+        if event.kind == "reshard" and (event.reduction is None or not event.reduction.zeros_bytes):
+            what = "its parameters are freed"
         name = self.unit_name(event)
         return f"{event.phase}, unit {name}: {what}" if name else f"{event.phase}: {what}"
 

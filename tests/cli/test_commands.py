@@ -13,10 +13,12 @@ import pytest
 
 from autoshard.cli.progress import Progress
 from autoshard.plan import encode_plan, load_plan, save_plan
-from autoshard.report import explain, format_plan, format_verdict, list_codes, title
+from autoshard.report import explain, format_memory, format_plan, format_verdict, list_codes, memory_figures, title
 from autoshard.request import Request, resolve
+from autoshard.simulate import simulate, timeline_record
 from tests.graphs import build, decoder
 from tests.plans import deep_plan, full_plan, small_plan, unit
+from tests.simulate.measured import decisions
 
 
 def test_options_become_the_request(cli, pipeline) -> None:
@@ -101,6 +103,20 @@ def test_quiet_is_one_line(cli, pipeline, tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").exists()
 
 
+def test_the_timeline_is_written_beside_the_plan(cli, pipeline, tmp_path: Path) -> None:
+    graph, question = build(decoder(num_layers=2)), resolve(Request(device="h100-80gb", devices=8))
+    timeline = simulate(graph, decisions(("embed",), ("layers.0",), ("layers.1",), shards=8), question)
+    pipeline.result["timeline"] = timeline
+    done = cli("plan", "model.py", "--timeline", tmp_path / "t.json", "--quiet")
+    assert (done.code, list(tmp_path.iterdir())) == (0, [tmp_path / "t.json"])
+    assert json.loads((tmp_path / "t.json").read_text()) == timeline_record(timeline)
+    assert (tmp_path / "t.json").read_text().count("\n") == 14 + len(timeline.events) + len(
+        list(timeline.collectives())
+    )
+    refused = cli("plan", "model.py", "--timeline", tmp_path / "no" / "t.json")
+    assert (refused.code, refused.out, len(pipeline.calls)) == (2, "", 1)
+
+
 def test_json_is_the_plan_file_and_nothing_else(cli, pipeline, tmp_path: Path) -> None:
     pipeline.act = lambda: print("the user's model file talks")
     done = cli("plan", "m.py", "--json", "-o", tmp_path / "plan.json")
@@ -140,6 +156,17 @@ def test_inspect_shows_what_plan_showed(cli, tmp_path: Path) -> None:
     assert cli("inspect", path).out == format_plan(deep_plan()) + "\n"
     assert cli("inspect", path, "--all").out == format_plan(deep_plan(), detail=True) + "\n"
     assert cli("inspect", path, "--json").out == path.read_text()
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_inspect_memory(cli, tmp_path: Path, options: tuple[str, ...]) -> None:
+    save_plan(small_plan(), tmp_path / "plan.json")
+    done = cli("inspect", tmp_path / "plan.json", "--memory", *options)
+    assert (done.code, done.err) == (0, "")
+    if options:
+        assert json.loads(done.out) == memory_figures(small_plan())
+    else:
+        assert done.out == format_memory(small_plan()) + "\n"
 
 
 def test_inspect_brings_a_plan_into_its_one_form(cli, tmp_path: Path) -> None:

@@ -114,6 +114,14 @@ WRONG = [
     ("projection.peak_bytes", -1, "$.projection.peak_bytes", "from 0"),
     ("projection.by_kind", {"x": -1}, "$.projection.by_kind['x']", "from 0"),
     ("projection.step_ns", ..., "$.projection", "step_ns"),
+    ("projection.phases", ..., "$.projection", "phases"),
+    ("projection.course", ..., "$.projection", "course"),
+    ("projection.phases.0.phase", "middle", "$.projection.phases[0].phase", "forward"),
+    ("projection.phases.1.by_kind", {"x": -1}, "$.projection.phases[1].by_kind['x']", "from 0"),
+    ("projection.phases.1.end_bytes", -1, "$.projection.phases[1].end_bytes", "from 0"),
+    ("projection.parts.0.num_bytes", -1, "$.projection.parts[0].num_bytes", "from 0"),
+    ("projection.course.0.end_ns", -1, "$.projection.course[0].end_ns", "from 0"),
+    ("projection.course.0.phase", "", "$.projection.course[0].phase", "forward"),
     ("alternatives.0.verdict", "good", "$.alternatives[0].verdict", "one of"),
     ("alternatives.0.peak_bytes", -1, "$.alternatives[0].peak_bytes", "from 0"),
     ("diagnostics.0.code", "AS1", "$.diagnostics[0].code", "three digits"),
@@ -184,7 +192,7 @@ def test_what_is_no_json_object_is_refused_as_a_whole(data: bytes, words: str) -
         ('"version": 1', '"version": 1, "version": 1', "$", "'version' stands twice"),
         ('"模块.0.bias": 2', '"模块.0.bias": 2, "模块.0.bias": 1', "$.units[0].shard_dims", "stands twice"),
         ('"name": "root only"', '"name": "\\udfff"', "$.alternatives[0].name", "Unicode"),
-        ('"gradients": 12007', '"\\ud800": 12007', "$.projection.by_kind['\\ud800']", "Unicode"),
+        ('"gradients": 12007,\n', '"\\ud800": 12007,\n', "$.projection.by_kind['\\ud800']", "Unicode"),
     ],
 )
 def test_what_readers_of_json_disagree_about_is_refused(old: str, new: str, where: str, words: str) -> None:
