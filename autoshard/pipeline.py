@@ -29,9 +29,9 @@ from autoshard.ir import ModelGraph
 from autoshard.ir.check import check
 from autoshard.plan import Alternative, Decisions, Plan, Projection, Provenance, fingerprint
 from autoshard.plan.schema import VERSION
-from autoshard.planner import Baseline, Found, baselines, search, with_small_root
+from autoshard.planner import Baseline, Candidate, Found, baselines, search, with_small_root
 from autoshard.request import LEVELS, Question, Request, resolve
-from autoshard.simulate import StepProfile, Timeline, peak_parts, phase_peaks, profile_step, simulate, stretches
+from autoshard.simulate import Timeline, peak_parts, phase_peaks, profile_step, simulate, stretches
 from autoshard.sizes import format_ns
 from autoshard.verify import verify_plan
 
@@ -61,6 +61,25 @@ class PlanResult:
     analysis: Analysis
     question: Question
     timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the stages after capture make of a question.
+
+    Attributes:
+        question: the request with nothing open.
+        analysis: the facts about the graph.
+        found: the plan and what it costs.
+        alternatives: the baselines, priced by the same fold.
+        told: what is worth knowing of the plan.
+    """
+
+    question: Question
+    analysis: Analysis
+    found: Found
+    alternatives: tuple[Alternative, ...]
+    told: tuple[Diagnostic, ...] = ()
 
 
 def make_plan(
@@ -187,13 +206,41 @@ def run_pipeline(
     question = resolve(request, find_accelerator())
 
     progress("capturing one training step")
-    graph = _capture(model, inputs, loss, entry, question, frontend)
-    violations = check(graph)
-    if violations:
-        raise GraphError(violations)
+    graph = capture_step(model, inputs, loss, entry, question, frontend)
+    answer = plan_graph(graph, question, named_methods(model, request.methods), progress)
+    found = answer.found
+    told = answer.told
+    if verify == "dry-run":
+        progress("running one step of the sharded model")
+        told = (*told, *_dry_run(model, found.decisions, inputs, loss, question.profile.kind, graph))
+        if any(d.severity == "error" for d in told):
+            raise VerificationError(tuple(d for d in told if d.severity == "error"))
 
+    plan = _assemble(model, graph, answer, assumed, verify, told)
+    return PlanResult(plan=plan, graph=graph, analysis=answer.analysis, question=question, timeline=found.timeline)
+
+
+def plan_graph(
+    graph: ModelGraph,
+    question: Question,
+    methods: tuple[tuple[str, str], ...] = (),
+    progress: Progress = lambda stage: None,
+) -> Answer:
+    """The stages after capture: one captured step serves any number of questions about the same kind of device.
+
+    Args:
+        graph: captured in the question's compute dtype for its kind of device.
+        question: what is asked.
+        methods: ``(module, method)`` pairs to register.
+        progress: told the name of each stage as it begins.
+
+    Raises:
+        NoLegalUnitError: FSDP2 cannot shard the model.
+        InfeasibleBudgetError: no plan fits.
+        VerificationError: the plan is not right for the graph.
+    """
     progress("analysing")
-    analysis = analyze(graph, num_shards=question.num_shards, methods=_methods(model, request.methods))
+    analysis = analyze(graph, num_shards=question.num_shards, methods=methods)
 
     progress("planning")
     profile = profile_step(graph, question)
@@ -210,18 +257,15 @@ def run_pipeline(
     broken = _broken(found.decisions, graph, analysis)
     if broken:
         raise VerificationError(broken)
-    told = held
-    if verify == "dry-run":
-        progress("running one step of the sharded model")
-        told = (*told, *_dry_run(model, found.decisions, inputs, loss, question.profile.kind, graph))
-        if any(d.severity == "error" for d in told):
-            raise VerificationError(tuple(d for d in told if d.severity == "error"))
-
+    timelines: dict[Candidate, Timeline] = {}
+    for base in legal:
+        if base.candidate not in timelines:
+            timelines[base.candidate] = simulate(graph, base.decisions, question, profile)
     alternatives = tuple(
-        _alternative(base, reason, graph, question, profile) for base, reason in zip(known, reasons, strict=True)
+        _alternative(base, reason, timelines.get(base.candidate), question)
+        for base, reason in zip(known, reasons, strict=True)
     )
-    plan = _assemble(model, graph, analysis, question, found, alternatives, assumed, verify, told)
-    return PlanResult(plan=plan, graph=graph, analysis=analysis, question=question, timeline=found.timeline)
+    return Answer(question=question, analysis=analysis, found=found, alternatives=alternatives, told=held)
 
 
 def verify_model(
@@ -262,10 +306,7 @@ def verify_model(
     kind = _device_kind(plan)
     progress("capturing one training step")
     dtype = "float32" if plan.precision.param == "same" else plan.precision.param
-    graph = capture(model, inputs, loss=loss, entry=plan.entry, compute_dtype=dtype, device_kind=kind)
-    violations = check(graph)
-    if violations:
-        raise GraphError(violations)
+    graph = _checked(capture(model, inputs, loss=loss, entry=plan.entry, compute_dtype=dtype, device_kind=kind))
     progress("verifying")
     methods = tuple((method.module, method.method) for method in plan.methods)
     found = verify_plan(plan, graph, analyze(graph, num_shards=plan.num_shards, methods=methods))
@@ -349,16 +390,23 @@ def _dry_run(
     return dry_run(model, decisions, pairs, loss, graph.entry, device_kind=kind, trained=trained)
 
 
-def _capture(
+def capture_step(
     model: "nn.Module",
     inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None,
     loss: Callable[[Any], Any] | None,
     entry: str,
     question: Question,
-    frontend: str,
+    frontend: str = "trace",
 ) -> ModelGraph:
+    """One training step of a model, captured for a question's device and precision, and checked.
+
+    Raises:
+        RequestError: there are no inputs, or no such front end.
+        CaptureError: the step does not run on these inputs.
+        GraphError: what was captured is not consistent.
+    """
     if frontend == "tree":
-        return capture_tree(model, entry=entry)
+        return _checked(capture_tree(model, entry=entry))
     if frontend != "trace":
         raise RequestError("frontend", frontend, "trace or tree")
     if inputs is None:
@@ -369,7 +417,7 @@ def _capture(
             "define example_inputs() in the model file, or pass inputs=(args, kwargs); frontend=tree plans from the "
             "module tree alone and marks the plan as assumed",
         )
-    return capture(
+    graph = capture(
         model,
         inputs,
         loss=loss,
@@ -377,9 +425,22 @@ def _capture(
         compute_dtype=question.compute_dtype,
         device_kind=question.profile.kind,
     )
+    return _checked(graph)
 
 
-def _methods(model: "nn.Module", named: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _checked(graph: ModelGraph) -> ModelGraph:
+    violations = check(graph)
+    if violations:
+        raise GraphError(violations)
+    return graph
+
+
+def named_methods(model: "nn.Module", named: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The methods that a request names, as ``(module, method)``.
+
+    Raises:
+        RequestError: there is no such module or method.
+    """
     pairs = []
     modules = dict(model.named_modules(remove_duplicate=False))
     for text in named:
@@ -402,12 +463,11 @@ def _methods(model: "nn.Module", named: tuple[str, ...]) -> tuple[tuple[str, str
 
 
 def _alternative(
-    base: Baseline, reasons: tuple[str, ...], graph: ModelGraph, question: Question, profile: StepProfile
+    base: Baseline, reasons: tuple[str, ...], timeline: Timeline | None, question: Question
 ) -> Alternative:
     num_units = len(base.decisions.units)
-    if reasons:
+    if timeline is None:
         return Alternative(name=base.name, verdict="not legal", num_units=num_units, reasons=reasons)
-    timeline = simulate(graph, base.decisions, question, profile)
     fits = timeline.peak_bytes <= question.allowed_bytes
     return Alternative(
         name=base.name,
@@ -456,14 +516,12 @@ def _projection(timeline: Timeline, question: Question, graph: ModelGraph) -> Pr
 def _assemble(
     model: "nn.Module",
     graph: ModelGraph,
-    analysis: Analysis,
-    question: Question,
-    found: Found,
-    alternatives: tuple[Alternative, ...],
+    answer: Answer,
     assumed: tuple[str, ...],
     level: str,
     told: tuple[Diagnostic, ...],
 ) -> Plan:
+    found, question = answer.found, answer.question
     decisions = found.decisions
     named = {module for unit in decisions.units for module in unit.modules} | set(decisions.recompute)
     named |= {method.module for method in decisions.methods}
@@ -474,8 +532,13 @@ def _assemble(
         soundness="assumed" if graph.frontend == "tree" else level,
         optimal=found.optimal,
         projection=_projection(found.timeline, question, graph),
-        alternatives=alternatives,
-        diagnostics=(*graph.diagnostics, *analysis.space.diagnostics, *_passed_over(found, alternatives), *told),
+        alternatives=answer.alternatives,
+        diagnostics=(
+            *graph.diagnostics,
+            *answer.analysis.space.diagnostics,
+            *_passed_over(found, answer.alternatives),
+            *told,
+        ),
         provenance=Provenance(
             autoshard=__version__,
             torch=version("torch").partition("+")[0],

@@ -1,7 +1,8 @@
 """The only part that decides: the search, and the well-known policies as baselines. Imports no torch."""
 
 from autoshard.planner.baselines import Baseline, baselines
+from autoshard.planner.candidate import Candidate
 from autoshard.planner.search import Found, search
 from autoshard.planner.small_root import with_small_root
 
-__all__ = ["Baseline", "Found", "baselines", "search", "with_small_root"]
+__all__ = ["Baseline", "Candidate", "Found", "baselines", "search", "with_small_root"]
