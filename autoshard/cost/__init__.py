@@ -11,8 +11,9 @@ from autoshard.cost.collective import (
     all_reduce_ns,
     all_reduce_wires,
     fastest_ns,
+    gather_wires,
     reduce_scatter_ns,
-    ring_wires,
+    scatter_wires,
 )
 from autoshard.cost.op import Rates, copy_ns, op_ns, rates
 
@@ -27,7 +28,8 @@ __all__ = [
     "copy_ns",
     "fastest_ns",
     "op_ns",
+    "gather_wires",
     "rates",
     "reduce_scatter_ns",
-    "ring_wires",
+    "scatter_wires",
 ]

@@ -40,14 +40,16 @@ class Group:
         num_ranks: ranks that take part.
         num_nodes: nodes over which they are spread.
         bytes_per_second: bus bandwidth that they reach, whatever the protocol.
-        rings: the ways to run an all-gather or a reduce-scatter.
+        gathers: the ways to run an all-gather.
+        scatters: the ways to run a reduce-scatter.
         all_reduces: the ways to run an all-reduce.
     """
 
     num_ranks: int
     num_nodes: int
     bytes_per_second: int
-    rings: tuple[Way, ...]
+    gathers: tuple[Way, ...]
+    scatters: tuple[Way, ...]
     all_reduces: tuple[Way, ...]
 
     @classmethod
@@ -63,57 +65,48 @@ class Group:
         if num_nodes > 1:
             rate = min(rate, profile.between_nodes.bytes_per_second * per_node // profile.devices_per_node)
         rate = int(rate * profile.achievable["link"])
-        ways = {
-            algorithm: tuple(
-                _way(protocol, rate, num_ranks, num_nodes)
+
+        def ways(collective: str, passes: int) -> tuple[Way, ...]:
+            return tuple(
+                Way(
+                    start_ns=_start_ns(protocol, num_ranks, num_nodes, passes),
+                    bytes_per_second=max(1, int(rate * protocol.bandwidth)),
+                )
                 for protocol in profile.protocols
-                if protocol.algorithm == algorithm
+                if collective in protocol.serves
             )
-            for algorithm in ("ring", "tree")
-        }
-        twice = tuple(
-            Way(start_ns=_ring_start(protocol, num_ranks, num_nodes, passes=2), bytes_per_second=way.bytes_per_second)
-            for protocol, way in zip(_rings(profile), ways["ring"], strict=True)
-        )
+
         return cls(
             num_ranks=num_ranks,
             num_nodes=num_nodes,
             bytes_per_second=rate,
-            rings=ways["ring"],
-            all_reduces=(*twice, *ways["tree"]),
+            gathers=ways("all-gather", 1),
+            scatters=ways("reduce-scatter", 1),
+            all_reduces=ways("all-reduce", 2),
         )
 
 
-def _rings(profile: DeviceProfile) -> tuple[Protocol, ...]:
-    return tuple(protocol for protocol in profile.protocols if protocol.algorithm == "ring")
-
-
-def _way(protocol: Protocol, rate: int, num_ranks: int, num_nodes: int) -> Way:
-    start = _ring_start if protocol.algorithm == "ring" else _tree_start
-    return Way(start_ns=start(protocol, num_ranks, num_nodes), bytes_per_second=max(1, int(rate * protocol.bandwidth)))
-
-
-def _ring_start(protocol: Protocol, num_ranks: int, num_nodes: int, passes: int = 1) -> int:
+def _start_ns(protocol: Protocol, num_ranks: int, num_nodes: int, passes: int) -> int:
     if num_ranks == 1:
         return 0
-    hops = (num_ranks - num_nodes) * protocol.hop_ns + (num_nodes - 1) * protocol.network_hop_ns
-    return protocol.start_ns + passes * hops
-
-
-def _tree_start(protocol: Protocol, num_ranks: int, num_nodes: int) -> int:
-    if num_ranks == 1:
-        return 0
-    depth = (-(-num_ranks // num_nodes) - 1) * protocol.hop_ns
-    return protocol.start_ns + 2 * (depth + (num_nodes - 1).bit_length() * protocol.network_hop_ns)
+    hops, network_hops = num_ranks - num_nodes, num_nodes - 1
+    if protocol.algorithm == "tree":
+        hops, network_hops = -(-num_ranks // num_nodes) - 1, (num_nodes - 1).bit_length()
+    return protocol.start_ns + passes * (hops * protocol.hop_ns + network_hops * protocol.network_hop_ns)
 
 
 Wires = tuple[int, ...]
 """Time of some bytes on the wire for each way of a group."""
 
 
-def ring_wires(num_bytes: int, group: Group) -> Wires:
-    """Time of ``(n - 1) / n`` of a buffer on the wire, for each of the group's rings."""
-    return _wires(num_bytes, group.num_ranks, group.rings)
+def gather_wires(num_bytes: int, group: Group) -> Wires:
+    """Time of ``(n - 1) / n`` of a buffer on the wire, for each of the group's ways to all-gather."""
+    return _wires(num_bytes, group.num_ranks, group.gathers)
+
+
+def scatter_wires(num_bytes: int, group: Group) -> Wires:
+    """Time of ``(n - 1) / n`` of a buffer on the wire, for each of the group's ways to reduce-scatter."""
+    return _wires(num_bytes, group.num_ranks, group.scatters)
 
 
 def all_reduce_wires(num_bytes: int, group: Group) -> Wires:
@@ -142,12 +135,12 @@ def fastest_ns(ways: tuple[Way, ...], wires: Iterable[Wires]) -> int:
 
 def all_gather_ns(num_bytes: int, group: Group) -> int:
     """Time of an all-gather whose output has ``num_bytes``; 0 for a group of one, which has nothing to do."""
-    return fastest_ns(group.rings, [ring_wires(num_bytes, group)])
+    return fastest_ns(group.gathers, [gather_wires(num_bytes, group)])
 
 
 def reduce_scatter_ns(num_bytes: int, group: Group) -> int:
     """Time of a reduce-scatter whose input has ``num_bytes``; 0 for a group of one."""
-    return fastest_ns(group.rings, [ring_wires(num_bytes, group)])
+    return fastest_ns(group.scatters, [scatter_wires(num_bytes, group)])
 
 
 def all_reduce_ns(num_bytes: int, group: Group) -> int:

@@ -11,6 +11,7 @@ from autoshard.hardware.profile import DeviceProfile
 MIN_RATE = 1_000
 """No device has fewer bytes, or does fewer operations or moves fewer bytes in a second."""
 MIN_COUNT = {"devices_per_node": 1, "between_nodes.cards_per_node": 1}
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
 FRACTIONS = ("attention", "compute", "link", "memory")
 _REMEDY = "take a profile by name, or a copy of one as a file; docs/how-to/device-profile.md tells every field"
 
@@ -72,8 +73,12 @@ def _decode(source: str, text: bytes) -> DeviceProfile:
     for where, time in times.items():
         if time < 0:
             raise _wrong(source, f"{where} is less than 0: {time}")
-    if not any(way.algorithm == "ring" for way in profile.protocols):
-        raise _wrong(source, "none of protocols is a ring")
+    for collective in COLLECTIVES:
+        if not any(collective in way.serves for way in profile.protocols):
+            raise _wrong(source, f"none of protocols serves {collective}")
+    for i, way in enumerate(profile.protocols):
+        if way.algorithm == "tree" and set(way.serves) - {"all-reduce"}:
+            raise _wrong(source, f"protocols[{i}] is a tree, which serves all-reduce alone")
     if "float32" not in profile.flops_per_second:
         raise _wrong(source, "flops_per_second.float32 is missing")
     if profile.headroom_bytes >= profile.memory_bytes:

@@ -59,6 +59,7 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         name: such as ``LL128``.
         algorithm: ``ring``, or ``tree`` (all-reduce only).
+        serves: the collectives that run in this way: ``all-gather``, ``reduce-scatter``, ``all-reduce``.
         start_ns: time of a collective without bytes and without hops.
         hop_ns: time of a hop between two devices of a node.
         network_hop_ns: time of a hop between two nodes.
@@ -67,6 +68,7 @@ class Protocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str
     algorithm: Literal["ring", "tree"]
+    serves: tuple[Literal["all-gather", "reduce-scatter", "all-reduce"], ...]
     start_ns: int
     hop_ns: int
     network_hop_ns: int

@@ -11,7 +11,7 @@ Where nothing overlaps, their sum. After the last of them comes the optimizer's 
 (padding is per parameter).
 """
 
-from autoshard.cost import Group, all_gather_ns
+from autoshard.cost import Group, all_gather_ns, reduce_scatter_ns
 from autoshard.request import Question
 from autoshard.simulate import StepProfile, Timeline
 
@@ -33,7 +33,8 @@ def lower_bound_ns(timeline: Timeline, profile: StepProfile, question: Question)
         elif collective.kind == "reduce_scatter":
             reduced += collective.num_bytes
     # One collective of all bytes takes no longer than several: each way is a start plus a rate.
-    wire = sum(all_gather_ns(num_bytes, group) for num_bytes in (sum(gathered.values()), reduced) if num_bytes)
+    wire = all_gather_ns(sum(gathered.values()), group) if gathered else 0
+    wire += reduce_scatter_ns(reduced, group) if reduced else 0
     host = profile.launched[-1] * profile.launch_ns + question.profile.unit_host_ns
     streams = (profile.compute_ns, host, wire)
     longest = sum(streams) if question.profile.overlap == "none" else max(streams)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from autoshard.analysis.ownership import canonical, owners
-from autoshard.cost import Group, Rates, Wires, all_reduce_wires, copy_ns, fastest_ns, ring_wires
+from autoshard.cost import Group, Rates, Wires, all_reduce_wires, copy_ns, fastest_ns, gather_wires, scatter_wires
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions, Precision, Unit
@@ -167,7 +167,7 @@ class UnitSizes(msgspec.Struct, frozen=True, kw_only=True):
             sharded_bytes=sum(gradient.sharded_bytes for gradient in taken),
             is_cast=self.is_reduced_in_other_dtype,
             dtype=self.reduce_dtype,
-            reduce_scatter_ns=fastest_ns(self.shard.rings, (gradient.wires for gradient in taken)),
+            reduce_scatter_ns=fastest_ns(self.shard.scatters, (gradient.wires for gradient in taken)),
             all_reduce_ns=fastest_ns(self.replicate.all_reduces, (gradient.all_reduce_wires for gradient in taken)),
             copy_ns=sum(gradient.copy_ns for gradient in taken),
         )
@@ -257,14 +257,14 @@ def _param_sizes(
         unsharded_bytes=unsharded,
         cast_bytes=unsharded // num_shards if computed != stored else 0,
         copy_in_ns=_copy_in_ns(sharded, unsharded // num_shards, computed != stored, links),
-        wires=ring_wires(unsharded, links.shard),
+        wires=gather_wires(unsharded, links.shard),
         copy_out_ns=copy_ns(2 * unsharded, links.rates),
         gradient=Gradient(
             unsharded_bytes=whole,
             reduced_bytes=reduced_bytes,
             sharded_bytes=sharded,
             is_transposed=dim != 0,
-            wires=ring_wires(reduced_bytes, links.shard),
+            wires=scatter_wires(reduced_bytes, links.shard),
             all_reduce_wires=all_reduce_wires(reduced_bytes // num_shards, links.replicate),
             copy_ns=copy_ns(whole + reduced_bytes, links.rates),
         ),
@@ -329,7 +329,7 @@ class Sizer:
             transposed_bytes=sum(size.unsharded_bytes for size in sizes if size.gradient.is_transposed and is_spread),
             gather_dtype=computed[0] if len(set(computed)) == 1 else "uint8",
             copy_in_ns=sum(size.copy_in_ns for size in sizes),
-            gather_ns=fastest_ns(links.shard.rings, (size.wires for size in sizes)),
+            gather_ns=fastest_ns(links.shard.gathers, (size.wires for size in sizes)),
             copy_out_ns=sum(size.copy_out_ns for size in sizes),
             gradients=gradients,
             reduce_dtype=reduce_dtype,

@@ -9,14 +9,27 @@ from autoshard.cost import (
     all_reduce_ns,
     all_reduce_wires,
     fastest_ns,
+    gather_wires,
     reduce_scatter_ns,
-    ring_wires,
 )
 from autoshard.hardware import DeviceProfile, Link, Network, Protocol, load_profile
 
-QUICK = Protocol(name="quick", algorithm="ring", start_ns=5, hop_ns=2, network_hop_ns=11, bandwidth=0.25)
-WIDE = Protocol(name="wide", algorithm="ring", start_ns=40, hop_ns=3, network_hop_ns=13, bandwidth=1.0)
-TREE = Protocol(name="tree", algorithm="tree", start_ns=17, hop_ns=1, network_hop_ns=7, bandwidth=0.5)
+
+def _protocol(algorithm: str, start: int, hop: int, network_hop: int, bandwidth: float, *serves: str) -> Protocol:
+    return Protocol(
+        name="x",
+        algorithm=algorithm,  # type: ignore[arg-type]
+        serves=serves or ("all-gather", "reduce-scatter", "all-reduce"),  # type: ignore[arg-type]
+        start_ns=start,
+        hop_ns=hop,
+        network_hop_ns=network_hop,
+        bandwidth=bandwidth,
+    )
+
+
+QUICK = _protocol("ring", 5, 2, 11, 0.25)
+WIDE = _protocol("ring", 40, 3, 13, 1.0)
+TREE = _protocol("tree", 17, 1, 7, 0.5, "all-reduce")
 PROFILE: DeviceProfile = msgspec.structs.replace(
     load_profile("h100-80gb"),
     within_node=Link(bytes_per_second=400_000_000_000),
@@ -98,8 +111,8 @@ def test_a_tree_serves_all_reduces_only_and_wins_where_hops_are_many() -> None:
 
 def test_the_way_is_chosen_for_all_buffers_of_a_collective_together() -> None:
     group = Group.of(_with(WIDE, QUICK), 8)
-    parts = [ring_wires(8_000, group) for _ in range(10)]
-    assert fastest_ns(group.rings, parts) == all_gather_ns(80_000, group) < 10 * all_gather_ns(8_000, group)
+    parts = [gather_wires(8_000, group) for _ in range(10)]
+    assert fastest_ns(group.gathers, parts) == all_gather_ns(80_000, group) < 10 * all_gather_ns(8_000, group)
     halves = [all_reduce_wires(400, group)] * 2
     assert fastest_ns(group.all_reduces, halves) == all_reduce_ns(800, group)
 
@@ -107,6 +120,14 @@ def test_the_way_is_chosen_for_all_buffers_of_a_collective_together() -> None:
 @pytest.mark.parametrize("price", [all_gather_ns, reduce_scatter_ns, all_reduce_ns])
 def test_a_group_of_one_has_nothing_to_do(price: object) -> None:
     assert price(12_345, Group.of(_with(WIDE, TREE), 1)) == 0  # type: ignore[operator]
+
+
+def test_a_protocol_serves_what_it_says() -> None:
+    gather, scatter = _protocol("ring", 5, 0, 0, 1.0, "all-gather"), _protocol("ring", 9, 0, 0, 0.5, "reduce-scatter")
+    group = Group.of(_with(gather, scatter, TREE), 8)
+    assert all_gather_ns(8_000, group) == 5 + 7_000 // 200
+    assert reduce_scatter_ns(8_000, group) == 9 + 7_000 // 100
+    assert all_reduce_ns(8_000, group) == 17 + 2 * 7 + 14_000 // 100
 
 
 def test_bytes_are_rounded_up() -> None:

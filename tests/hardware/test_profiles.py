@@ -44,7 +44,16 @@ def test_figures_are_in_proportion(name: str) -> None:
 
 
 FRACTIONS = {"attention": 0.5, "compute": 0.5, "link": 0.5, "memory": 0.5}
-RING = {"name": "one", "algorithm": "ring", "start_ns": 1, "hop_ns": 1, "network_hop_ns": 1, "bandwidth": 1.0}
+ALL = ["all-gather", "reduce-scatter", "all-reduce"]
+RING = {
+    "name": "one",
+    "algorithm": "ring",
+    "serves": ALL,
+    "start_ns": 1,
+    "hop_ns": 1,
+    "network_hop_ns": 1,
+    "bandwidth": 1.0,
+}
 
 
 def _file(tmp_path: Path, **changes: Any) -> str:
@@ -71,8 +80,9 @@ def test_own_file(tmp_path: Path) -> None:
         ({"achievable": {"compute": 0.5, "memory": 0.5, "attention": 0.5}}, "achievable.link must lie in (0, 1]"),
         ({"achievable": {**FRACTIONS, "luck": 0.5}}, "achievable.luck is none of"),
         ({"launch_ns": -1}, "launch_ns is less than 0: -1"),
-        ({"protocols": []}, "none of protocols is a ring"),
-        ({"protocols": [{**RING, "algorithm": "tree"}]}, "none of protocols is a ring"),
+        ({"protocols": []}, "none of protocols serves all-gather"),
+        ({"protocols": [{**RING, "serves": ["all-gather", "all-reduce"]}]}, "none of protocols serves reduce-scatter"),
+        ({"protocols": [{**RING, "algorithm": "tree"}]}, "protocols[0] is a tree, which serves all-reduce alone"),
         ({"protocols": [{**RING, "algorithm": "star"}]}, "$.protocols[0].algorithm"),
         ({"protocols": [RING, {**RING, "hop_ns": -3}]}, "protocols[1].hop_ns is less than 0: -3"),
         ({"protocols": [{**RING, "bandwidth": 0.0}]}, "protocols[0].bandwidth must lie in (0, 1]"),

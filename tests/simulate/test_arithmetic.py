@@ -22,7 +22,17 @@ UNIT_RATES: DeviceProfile = msgspec.structs.replace(
     memory_bytes_per_second=10**9,
     achievable={"attention": 1.0, "compute": 1.0, "memory": 1.0, "link": 1.0},
     within_node=Link(bytes_per_second=10**9),
-    protocols=(Protocol(name="one", algorithm="ring", start_ns=7, hop_ns=0, network_hop_ns=0, bandwidth=1.0),),
+    protocols=(
+        Protocol(
+            name="one",
+            algorithm="ring",
+            serves=("all-gather", "reduce-scatter", "all-reduce"),
+            start_ns=7,
+            hop_ns=0,
+            network_hop_ns=0,
+            bandwidth=1.0,
+        ),
+    ),
     launch_ns=0,
     unit_host_ns=0,
 )
