@@ -246,7 +246,7 @@ def plan_graph(
     profile = profile_step(graph, question)
     known = baselines(graph, analysis, question)
     findings = [verify_plan(base.decisions, graph, analysis) for base in known]
-    reasons = [tuple(f"{d.code} {d.where}" for d in found if d.severity == "error") for found in findings]
+    reasons = [tuple({f"{d.code} {d.where}": None for d in found if d.severity == "error"}) for found in findings]
     legal = [base for base, reason in zip(known, reasons, strict=True) if not reason]
     found = search(graph, analysis, question, profile, legal)
     found, held = with_small_root(
