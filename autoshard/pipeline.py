@@ -23,6 +23,8 @@ from autoshard.capture import (
     load_model_file,
 )
 from autoshard.capture.model_file import ModelFile
+from autoshard.capture.substitute import ASSUMED as SUBSTITUTED
+from autoshard.capture.substitute import substituted
 from autoshard.errors import Diagnostic, GraphError, RequestError, VerificationError
 from autoshard.hardware import known_profiles, load_profile
 from autoshard.ir import ModelGraph
@@ -140,6 +142,7 @@ def plan_model_file(
     entry: str | None = None,
     frontend: str = "trace",
     verify: str = "rules",
+    attention: str | None = None,
     default_inputs: DefaultInputs = lambda model: None,
     progress: Progress = lambda stage: None,
 ) -> PlanResult:
@@ -154,6 +157,7 @@ def plan_model_file(
         entry: the method that runs the step.
         frontend: ``trace`` or ``tree``.
         verify: ``rules`` or ``dry-run``.
+        attention: ``sdpa`` to exchange calls of flash_attn by calls that keep the same tensors.
         default_inputs: asked for inputs where the file gives none; may answer ``None``.
         progress: told the name of each stage as it begins.
 
@@ -163,24 +167,25 @@ def plan_model_file(
     """
     resolve(request)  # a bad option is told before any work
     progress(f"loading {spec}")
-    model_file: ModelFile = load_model_file(spec)
-    model = build_model(model_file)
-    inputs: Inputs | Sequence[Inputs] | None = None
-    assumed: tuple[str, ...] = ()
-    if frontend != "tree":
-        made = default_inputs(model) if model_file.example_inputs is None else None
-        inputs, assumed = made or (model_file.inputs(batch, seq, image_size), ())
-    return run_pipeline(
-        model,
-        inputs,
-        loss=model_file.loss,
-        entry="forward" if entry is None else entry,
-        request=request,
-        frontend=frontend,
-        verify=verify,
-        progress=progress,
-        assumed=assumed,
-    )
+    with substituted(attention):
+        model_file: ModelFile = load_model_file(spec)
+        model = build_model(model_file, attention)
+        inputs: Inputs | Sequence[Inputs] | None = None
+        assumed: tuple[str, ...] = ()
+        if frontend != "tree":
+            made = default_inputs(model) if model_file.example_inputs is None else None
+            inputs, assumed = made or (model_file.inputs(batch, seq, image_size), ())
+        return run_pipeline(
+            model,
+            inputs,
+            loss=model_file.loss,
+            entry="forward" if entry is None else entry,
+            request=request,
+            frontend=frontend,
+            verify=verify,
+            progress=progress,
+            assumed=assumed if attention is None else (SUBSTITUTED, *assumed),
+        )
 
 
 def run_pipeline(
@@ -324,6 +329,7 @@ def verify_model_file(
     batch: int | None = None,
     seq: int | None = None,
     image_size: int | None = None,
+    attention: str | None = None,
     default_inputs: DefaultInputs = lambda model: None,
     progress: Progress = lambda stage: None,
 ) -> tuple[Diagnostic, ...]:
@@ -336,6 +342,7 @@ def verify_model_file(
         batch: batch size for the file's ``example_inputs``.
         seq: sequence length for the file's ``example_inputs``.
         image_size: edge of an image for the file's ``example_inputs``.
+        attention: as for ``plan_model_file``.
         default_inputs: asked for inputs where the file gives none; may answer ``None``.
         progress: told the name of each stage as it begins.
 
@@ -345,11 +352,12 @@ def verify_model_file(
     """
     _require_level(level, "trace")
     progress(f"loading {spec}")
-    model_file = load_model_file(spec)
-    model = build_model(model_file)
-    made = default_inputs(model) if model_file.example_inputs is None else None
-    inputs = model_file.inputs(batch, seq, image_size) if made is None else made[0]
-    return verify_model(model, plan, inputs, model_file.loss, level=level, progress=progress)
+    with substituted(attention):
+        model_file = load_model_file(spec)
+        model = build_model(model_file, attention)
+        made = default_inputs(model) if model_file.example_inputs is None else None
+        inputs = model_file.inputs(batch, seq, image_size) if made is None else made[0]
+        return verify_model(model, plan, inputs, model_file.loss, level=level, progress=progress)
 
 
 def _require_level(level: str, frontend: str) -> None:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autoshard.capture.model_file import ModelFile, user_code
+from autoshard.capture.substitute import as_sdpa
 from autoshard.capture.values import MAX_INT_NUMEL
 from autoshard.errors import ModelLoadError
 
@@ -25,18 +26,24 @@ Made = TypeVar("Made")
 FACTORY_REMEDY = "let the factory return the torch.nn.Module that is trained"
 
 
-def build_model(model_file: ModelFile) -> nn.Module:
+def build_model(model_file: ModelFile, attention: str | None = None) -> nn.Module:
     """The model of a model file, its parameters on the meta device where its constructor allows.
 
     A file that holds a finished ``model`` hands out that one, as it is.
+
+    Args:
+        model_file: what the file offers.
+        attention: ``sdpa`` if transformers' models are to take it where they ask for flash_attn.
 
     Raises:
         ModelLoadError: the factory fails both ways, or returns something else.
     """
     try:
-        model = on_meta(model_file.build)
+        with as_sdpa(attention):
+            model = on_meta(model_file.build)
     except Exception:  # the user's code; what it raises is asked for again below, where values are real
-        with user_code(model_file.source, model_file.path, "building the model failed"), parameters_on_meta():
+        failed = user_code(model_file.source, model_file.path, "building the model failed")
+        with failed, as_sdpa(attention), parameters_on_meta():
             model = model_file.build()
     except SystemExit as error:
         with user_code(model_file.source, model_file.path, "building the model failed"):

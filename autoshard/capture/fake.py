@@ -108,6 +108,8 @@ class FakeModel:
             module.__dict__.clear()
             module.__dict__.update(attributes)
         for container, contents in self._contents.values():
+            if _is_as_noted(container, contents):  # nothing to do, and some containers refuse to be changed
+                continue
             container.clear()
             if isinstance(container, list):
                 container.extend(contents)
@@ -154,6 +156,18 @@ class FakeModel:
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             return type(value)(self._swapped(part) for part in value)
         return value
+
+
+def _is_as_noted(container: Any, contents: Any) -> bool:
+    """Whether a container holds the very objects that its copy does, in the same order."""
+    if len(container) != len(contents):
+        return False
+    if isinstance(container, dict):
+        pairs = zip(container.items(), contents.items(), strict=True)
+        return all(key is old_key and value is old for (key, value), (old_key, old) in pairs)
+    if isinstance(container, set):
+        return bool(container == contents)
+    return all(value is old for value, old in zip(container, contents, strict=True))
 
 
 def _parts(value: Any) -> Iterator[Any]:

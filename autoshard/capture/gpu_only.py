@@ -14,8 +14,9 @@ SDPA = (
     "it runs the same kernel and keeps the same tensors for backward"
 )
 PLAIN = "take a plain torch implementation where torch.cuda.is_available() is false, or plan on a machine with a GPU"
+EXCHANGE = f"plan with --attention sdpa, which exchanges its calls, or {SDPA}"
 REMEDIES = {
-    "flash_attn": SDPA,
+    "flash_attn": EXCHANGE,
     "flash_attn_interface": SDPA,
     "flashinfer": SDPA,
     "xformers": SDPA,
@@ -63,6 +64,8 @@ def _package(error: BaseException) -> str:
         named = (error.name or "").partition(".")[0]
         if named in REMEDIES:
             return named
+        if "flashattention" in str(error).lower():  # as transformers names it where the package is missing
+            return "flash_attn"
         words = set(str(error).replace("`", " ").replace("'", " ").replace(".", " ").split())
         return next((name for name in REMEDIES if name in words), "")
     if any(words in str(error).lower() for words in DRIVER):

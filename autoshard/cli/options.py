@@ -41,6 +41,15 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_attention_option(parser: "argparse._ActionsContainer") -> None:
+    """Add ``--attention``, which is about the model and not about the plan."""
+    parser.add_argument(
+        "--attention",
+        choices=("sdpa",),
+        help="exchange flash_attn, which runs on a GPU only, for torch's own call, which keeps the same tensors",
+    )
+
+
 def read_request(args: argparse.Namespace) -> Request:
     """The request that the options make; fields that were not given keep their default."""
     given: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from autoshard.cli.dump import DUMPS, format_dump, format_record
-from autoshard.cli.options import add_request_options, positive, read_request
+from autoshard.cli.options import add_attention_option, add_request_options, positive, read_request
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
 from autoshard.cli.source import plan_source
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="rules",
         help="how the plan is verified: by the rules, or also by one step of the sharded model on fake tensors",
     )
+    add_attention_option(step)
     step.add_argument(
         "--trust-remote-code", action="store_true", help="run the Python code that lies beside a config.json"
     )

@@ -45,6 +45,7 @@ def plan_source(args: argparse.Namespace, request: Request, progress: "Progress"
         entry=args.entry,
         frontend=args.frontend,
         verify=args.verify,
+        attention=args.attention,
         default_inputs=lambda model: _default_inputs(model, args),
         progress=progress,
     )
@@ -61,11 +62,13 @@ def verify_source(args: argparse.Namespace, plan: "Plan", progress: "Progress") 
     Raises:
         AutoshardError: there is no such model, or its step cannot be captured.
     """
+    from autoshard.capture.substitute import substituted
     from autoshard.pipeline import verify_model, verify_model_file
 
     if is_config(args.model):
-        model, inputs, _ = _read_config(args, progress)
-        return verify_model(model, plan, inputs, level=args.level, progress=progress)
+        with substituted(args.attention):
+            model, inputs, _ = _read_config(args, progress)
+            return verify_model(model, plan, inputs, level=args.level, progress=progress)
     return verify_model_file(
         plan,
         args.model,
@@ -73,6 +76,7 @@ def verify_source(args: argparse.Namespace, plan: "Plan", progress: "Progress") 
         batch=args.batch,
         seq=args.seq,
         image_size=args.image_size,
+        attention=args.attention,
         default_inputs=lambda model: _default_inputs(model, args),
         progress=progress,
     )
@@ -86,13 +90,16 @@ def load_for_training(args: argparse.Namespace) -> "Case":
     """
     from autoshard.capture import load_model_file
     from autoshard.capture.model_file import user_code
+    from autoshard.capture.substitute import as_sdpa, stay_substituted
     from autoshard.runtime.trial import Case
 
+    stay_substituted(args.attention)
     if is_config(args.model):
         model, pair, _ = _read_config(args, _in_silence)
         return Case(model=type(model)(model.config), pairs=(pair,))
     model_file = load_model_file(args.model)
-    with user_code(model_file.source, model_file.path, "building the model failed"):
+    failed = user_code(model_file.source, model_file.path, "building the model failed")
+    with failed, as_sdpa(args.attention):
         model = model_file.build()
     made = _default_inputs(model, args) if model_file.example_inputs is None else None
     pairs = model_file.inputs(args.batch, args.seq, args.image_size) if made is None else (made[0],)
@@ -102,11 +109,13 @@ def load_for_training(args: argparse.Namespace) -> "Case":
 def num_param_bytes(args: argparse.Namespace) -> int:
     """Bytes of the parameters of the model that the arguments name; they are not allocated."""
     from autoshard.capture import build_model, load_model_file
+    from autoshard.capture.substitute import substituted
 
-    if is_config(args.model):
-        model, *_ = _read_config(args, _in_silence, needs_inputs=False)
-    else:
-        model = build_model(load_model_file(args.model))
+    with substituted(args.attention):
+        if is_config(args.model):
+            model, *_ = _read_config(args, _in_silence, needs_inputs=False)
+        else:
+            model = build_model(load_model_file(args.model), args.attention)
     return sum(param.numel() * param.element_size() for param in model.parameters())
 
 
@@ -116,20 +125,22 @@ def is_config(spec: str) -> bool:
 
 
 def _plan_config(args: argparse.Namespace, request: Request, progress: "Progress") -> "PlanResult":
+    from autoshard.capture.substitute import ASSUMED, substituted
     from autoshard.pipeline import run_pipeline
 
-    model, inputs, assumed = _read_config(args, progress, needs_inputs=args.frontend != "tree")
-    return run_pipeline(
-        model,
-        inputs,
-        loss=None,
-        entry=args.entry or "forward",
-        request=request,
-        frontend=args.frontend,
-        verify=args.verify,
-        progress=progress,
-        assumed=assumed,
-    )
+    with substituted(args.attention):
+        model, inputs, assumed = _read_config(args, progress, needs_inputs=args.frontend != "tree")
+        return run_pipeline(
+            model,
+            inputs,
+            loss=None,
+            entry=args.entry or "forward",
+            request=request,
+            frontend=args.frontend,
+            verify=args.verify,
+            progress=progress,
+            assumed=assumed if args.attention is None else (ASSUMED, *assumed),
+        )
 
 
 def _in_silence(stage: str) -> None:

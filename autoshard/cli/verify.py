@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from autoshard.cli.options import positive
+from autoshard.cli.options import add_attention_option, positive
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
 from autoshard.cli.source import load_for_training, num_param_bytes, verify_source
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, metavar="N", help="batch size of the inputs")
     parser.add_argument("--seq", type=positive, metavar="N", help="sequence length of the inputs")
     parser.add_argument("--image-size", type=positive, metavar="N", help="edge of the images in the inputs, in pixels")
+    add_attention_option(parser)
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run the Python code that lies beside a config.json"
     )

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "build" / "reach.jsonl"
 KEPT = Path(__file__).parent / "results.jsonl"
-LIMIT_S = {"cut": 300, "full": 900, "none": 600}
+LIMIT_S = {"cut": 900, "full": 1800, "none": 900}
 LIMIT_GIB = 6
 
 Job = tuple[str, str, str]

@@ -91,25 +91,26 @@ def builds_by_default(kind: str, cls: str) -> bool:
     return True
 
 
-def cut(config: Any, depth: int = 0) -> None:
-    """Leave each stack of layers at most four, also in the configurations within a configuration."""
-    before = {name: getattr(config, name, None) for name in DEPTHS}
+def cut(config: Any, depth: int = 0, layers: int = LAYERS) -> None:
+    """Leave each stack at most so many layers, also in the configurations within a configuration."""
+    names = [name for name in DEPTHS if "stage" not in config.attribute_map.get(name, "")]  # stages differ in width
+    before = {name: getattr(config, name, None) for name in names}
     for name, count in before.items():
-        if isinstance(count, int) and not isinstance(count, bool) and count > LAYERS:
+        if isinstance(count, int) and not isinstance(count, bool) and count > layers:
             try:
-                setattr(config, name, LAYERS)
+                setattr(config, name, layers)
             except (AttributeError, NotImplementedError, ValueError):
                 continue
     for name, value in list(vars(config).items()):
-        is_list = isinstance(value, list) and len(value) > LAYERS
+        is_list = isinstance(value, list) and len(value) > layers
         if (
             is_list
             and len(value) in before.values()
             and any(word in name for word in ("layer", "mlp", "block", "type"))
         ):
-            setattr(config, name, value[:LAYERS])
+            setattr(config, name, value[:layers])
         if hasattr(value, "to_dict") and hasattr(value, "model_type") and depth < 4:
-            cut(value, depth + 1)
+            cut(value, depth + 1, layers)
 
 
 def fit(config: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from autoshard.errors import AutoshardError, InfeasibleBudgetError, NoLegalUnitError, VerificationError
 from benchmarks.reach.architectures import make
 
-SEQ = 128
+SEQ = 64
 DEVICE, DEVICES = "h100-80gb", (8, 64, 512)
 """Where eight devices are too few, more are asked for."""
 ROOT_PERCENT = 25

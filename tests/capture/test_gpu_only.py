@@ -77,3 +77,5 @@ def test_other_errors_have_other_reasons() -> None:
     assert remedy_without_gpu(RuntimeError("the model is not available")) is None
     assert remedy_without_gpu(ImportError("cannot import name 'x' from 'y'", name="y")) is None
     assert remedy_without_gpu(ImportError("FlashAttention2 needs the `flash_attn` package")) is not None
+    told = "FlashAttention2 has been toggled on, but the package for FlashAttention2 doesn't seem to be installed."
+    assert remedy_without_gpu(ImportError(told)) == ("flash_attn runs on a GPU only", REMEDIES["flash_attn"])

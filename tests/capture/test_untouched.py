@@ -167,3 +167,19 @@ def test_a_parameter_read_through_a_closure_is_refused_by_name(on_meta: bool) ->
     with pytest.raises(CaptureError, match=r"inner\.weight through a reference kept elsewhere"):
         capture(model, ((torch.zeros(2, 4),), {}))
     assert model.inner.weight.grad is None
+
+
+class Frozen(dict):
+    """A configuration that refuses every change once it is made."""
+
+    def update(self, *parts: Any, **named: Any) -> None:
+        raise TypeError("frozen")
+
+    clear = update  # type: ignore[assignment]
+
+
+def test_a_container_that_cannot_be_changed_is_left_alone() -> None:
+    model, inputs = build(sorted(MODELS)[0])
+    model.options = Frozen(width=4, kinds=["a"])  # type: ignore[assignment]
+    capture(model, inputs)
+    assert model.options == {"width": 4, "kinds": ["a"]}

@@ -25,7 +25,7 @@ def test_options_become_the_request(cli, pipeline) -> None:
     argv = (
         "plan m.py:f --device cpu --devices 6 --memory 1GiB --precision bf16 --optimizer sgd --recompute full "
         "--mesh 2x3 --reshard never --objective memory --root-percent 25 --method codec:encode --method :generate "
-        "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree --verify dry-run"
+        "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree --verify dry-run --attention sdpa"
     )
     assert cli(*argv.split()).code == 0
     ((args, kwargs),) = pipeline.calls
@@ -46,7 +46,8 @@ def test_options_become_the_request(cli, pipeline) -> None:
     assert callable(kwargs.pop("progress"))
     assert callable(kwargs.pop("default_inputs"))
     assert kwargs == {"batch": 3, "seq": 5, "image_size": 7, "entry": "step", "frontend": "tree"} | {
-        "verify": "dry-run"
+        "verify": "dry-run",
+        "attention": "sdpa",
     }
 
 
