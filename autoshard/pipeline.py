@@ -5,6 +5,7 @@ is there already, whoever made it, is verified by the same stages: capture → a
 both ways and their entries, with all that they take, are to be read in one place.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -22,7 +23,9 @@ from autoshard.capture import (
     fingerprint_items,
     load_model_file,
 )
+from autoshard.capture.inputs import read_pairs
 from autoshard.capture.model_file import ModelFile
+from autoshard.capture.sizes import SizedInputs, capture_far, is_far
 from autoshard.capture.substitute import ASSUMED as SUBSTITUTED
 from autoshard.capture.substitute import substituted
 from autoshard.errors import Diagnostic, GraphError, RequestError, VerificationError
@@ -41,8 +44,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+GivenInputs = Inputs | Sequence[Inputs] | Callable[..., Inputs | Sequence[Inputs]]
+"""One pair, a list of pairs where the model takes different paths, or what makes either."""
 Progress = Callable[[str], None]
-DefaultInputs = Callable[["nn.Module"], tuple[Inputs, tuple[str, ...]] | None]
+DefaultInputs = Callable[["nn.Module"], tuple[GivenInputs, tuple[str, ...]] | None]
 """Inputs for a model that came without, and what had to be assumed for them; ``None`` if none can be made."""
 
 
@@ -86,11 +91,13 @@ class Answer:
 
 def make_plan(
     model: "nn.Module",
-    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None = None,
+    inputs: GivenInputs | None = None,
     loss: Callable[[Any], Any] | None = None,
     entry: str | None = None,
     request: Request | None = None,
     *,
+    batch: int | None = None,
+    seq: int | None = None,
     frontend: str = "trace",
     verify: str = "rules",
 ) -> Plan:
@@ -99,10 +106,13 @@ def make_plan(
     Args:
         model: on a real device or on meta; it is left as it was.
         inputs: ``(args, kwargs)`` of one training step, a list of such pairs where the model takes different paths,
-            or a callable of batch and seq that returns a pair.
+            or a callable of batch and seq that returns either.
         loss: from the outputs to a scalar; without it a scalar is found in the outputs.
         entry: the method that runs the step, ``forward`` if not given.
         request: what is asked; all defaults if not given.
+        batch: batch size to ask the callable for.
+        seq: sequence length to ask the callable for. A step of very many tokens is extrapolated from small captures
+            where they agree, and a note in the plan says so.
         frontend: ``trace``, or ``tree`` to plan from the module tree alone (the plan is then ``assumed``).
         verify: ``rules``, or ``dry-run`` to run one step of the sharded model on fake tensors as well.
 
@@ -121,6 +131,8 @@ def make_plan(
         >>> plan.units[-1].modules
         ('',)
     """
+    if batch is not None or seq is not None:
+        inputs = sized_inputs(functools.partial(read_pairs, inputs), batch, seq)
     return run_pipeline(
         model,
         inputs,
@@ -170,11 +182,13 @@ def plan_model_file(
     with substituted(attention):
         model_file: ModelFile = load_model_file(spec)
         model = build_model(model_file, attention)
-        inputs: Inputs | Sequence[Inputs] | None = None
+        inputs: GivenInputs | None = None
         assumed: tuple[str, ...] = ()
         if frontend != "tree":
             made = default_inputs(model) if model_file.example_inputs is None else None
-            inputs, assumed = made or (model_file.inputs(batch, seq, image_size), ())
+            if made is None:
+                made = sized_inputs(lambda batch, seq: model_file.inputs(batch, seq, image_size), batch, seq), ()
+            inputs, assumed = made
         return run_pipeline(
             model,
             inputs,
@@ -190,7 +204,7 @@ def plan_model_file(
 
 def run_pipeline(
     model: "nn.Module",
-    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None,
+    inputs: GivenInputs | None,
     *,
     loss: Callable[[Any], Any] | None,
     entry: str,
@@ -276,7 +290,7 @@ def plan_graph(
 def verify_model(
     model: "nn.Module",
     plan: Decisions,
-    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs],
+    inputs: GivenInputs,
     loss: Callable[[Any], Any] | None = None,
     *,
     level: str = "dry-run",
@@ -383,13 +397,12 @@ def _device_kind(plan: Decisions) -> str:
 def _dry_run(
     model: "nn.Module",
     decisions: Decisions,
-    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None,
+    inputs: GivenInputs | None,
     loss: Callable[[Any], Any] | None,
     kind: str,
     graph: ModelGraph,
 ) -> tuple[Diagnostic, ...]:
     # Imported here: a plan without a dry run needs no torch.distributed.
-    from autoshard.capture.inputs import read_pairs
     from autoshard.runtime import dry_run
 
     pairs = read_pairs(inputs)
@@ -400,7 +413,7 @@ def _dry_run(
 
 def capture_step(
     model: "nn.Module",
-    inputs: Inputs | Sequence[Inputs] | Callable[..., Inputs] | None,
+    inputs: GivenInputs | None,
     loss: Callable[[Any], Any] | None,
     entry: str,
     question: Question,
@@ -425,15 +438,31 @@ def capture_step(
             "define example_inputs() in the model file, or pass inputs=(args, kwargs); frontend=tree plans from the "
             "module tree alone and marks the plan as assumed",
         )
-    graph = capture(
-        model,
-        inputs,
-        loss=loss,
-        entry=entry,
-        compute_dtype=question.compute_dtype,
-        device_kind=question.profile.kind,
-    )
-    return _checked(graph)
+    options: dict[str, Any] = {
+        "loss": loss,
+        "entry": entry,
+        "compute_dtype": question.compute_dtype,
+        "device_kind": question.profile.kind,
+    }
+    if isinstance(inputs, SizedInputs):
+        return _checked(capture_far(inputs, lambda pairs: capture(model, pairs, **options)))
+    return _checked(capture(model, inputs, **options))
+
+
+def sized_inputs(
+    make: Callable[[int | None, int | None], tuple[Inputs, ...]], batch: int | None, seq: int | None
+) -> GivenInputs:
+    """Pairs of inputs in a size; where it is far, what makes them in any size.
+
+    Args:
+        make: pairs of a batch size and a sequence length.
+        batch: batch size that is asked.
+        seq: sequence length that is asked.
+
+    Raises:
+        AutoshardError: whatever ``make`` raises.
+    """
+    return SizedInputs(make=make, batch=batch, seq=seq) if is_far(batch, seq) else make(batch, seq)
 
 
 def _checked(graph: ModelGraph) -> ModelGraph:

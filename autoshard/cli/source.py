@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from autoshard.cli.progress import Progress
     from autoshard.errors import Diagnostic
+    from autoshard.integrations.transformers import MadeInputs
     from autoshard.pipeline import PlanResult
     from autoshard.plan import Plan
     from autoshard.runtime.trial import Case
@@ -89,20 +90,21 @@ def load_for_training(args: argparse.Namespace) -> "Case":
         AutoshardError: it cannot be built, or has no inputs.
     """
     from autoshard.capture import load_model_file
+    from autoshard.capture.inputs import read_pairs
     from autoshard.capture.model_file import user_code
     from autoshard.capture.substitute import as_sdpa, stay_substituted
     from autoshard.runtime.trial import Case
 
     stay_substituted(args.attention)
     if is_config(args.model):
-        model, pair, _ = _read_config(args, _in_silence)
-        return Case(model=type(model)(model.config), pairs=(pair,))
+        model, inputs, _ = _read_config(args, _in_silence)
+        return Case(model=type(model)(model.config), pairs=read_pairs(inputs))
     model_file = load_model_file(args.model)
     failed = user_code(model_file.source, model_file.path, "building the model failed")
     with failed, as_sdpa(args.attention):
         model = model_file.build()
     made = _default_inputs(model, args) if model_file.example_inputs is None else None
-    pairs = model_file.inputs(args.batch, args.seq, args.image_size) if made is None else (made[0],)
+    pairs = model_file.inputs(args.batch, args.seq, args.image_size) if made is None else read_pairs(made[0])
     return Case(model=model, pairs=pairs, loss=model_file.loss)
 
 
@@ -151,23 +153,34 @@ def _read_config(
     args: argparse.Namespace, progress: "Callable[[str], None]", *, needs_inputs: bool = True
 ) -> "tuple[nn.Module, Any, tuple[str, ...]]":
     """The model on meta, its inputs, and what was assumed."""
-    from autoshard.integrations.transformers import build_from_config, make_inputs
+    from autoshard.integrations.transformers import build_from_config
 
     progress(f"building {args.model}")
     built = build_from_config(args.model, trust_remote_code=args.trust_remote_code)
     if not needs_inputs:
         return built.model, None, built.assumed
-    made = make_inputs(built.model, args.model, batch=args.batch, seq=args.seq, image_size=args.image_size)
-    return built.model, made.pair, (*built.assumed, *made.assumed)
+    inputs, assumed = _made_inputs(built.model, args)
+    return built.model, inputs, (*built.assumed, *assumed)
 
 
 def _default_inputs(model: "nn.Module", args: argparse.Namespace) -> tuple[Any, tuple[str, ...]] | None:
     """Inputs for a model file that gives none, where its model is one of transformers'."""
     if "transformers" not in sys.modules:
         return None
-    from autoshard.integrations.transformers import has_config, make_inputs
+    from autoshard.integrations.transformers import has_config
 
-    if not has_config(model):
-        return None
-    made = make_inputs(model, args.model, batch=args.batch, seq=args.seq, image_size=args.image_size)
-    return made.pair, made.assumed
+    return _made_inputs(model, args) if has_config(model) else None
+
+
+def _made_inputs(model: "nn.Module", args: argparse.Namespace) -> tuple[Any, tuple[str, ...]]:
+    """Inputs for a model of transformers in the asked sizes, and what was assumed."""
+    from autoshard.integrations.transformers import make_inputs
+    from autoshard.pipeline import sized_inputs
+
+    def make(batch: int | None, seq: int | None) -> "MadeInputs":
+        return make_inputs(model, args.model, batch=batch, seq=seq, image_size=args.image_size)
+
+    made = make(args.batch, args.seq)
+    known = {(args.batch, args.seq): (made.pair,)}
+    inputs = sized_inputs(lambda *sizes: known.get(sizes) or (make(*sizes).pair,), args.batch, args.seq)
+    return inputs, made.assumed
