@@ -14,6 +14,8 @@ from autoshard.sizes import parse_bytes
 Recompute = Literal["auto", "none", "full"]
 Reshard = Literal["auto", "always", "never"]
 Objective = Literal["time", "memory"]
+GradientSync = Literal["every", "last"]
+ZeroGrad = Literal["none", "zeros"]
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -36,7 +38,20 @@ DTYPE_BYTES = {
 LEVELS = ("rules", "dry-run")
 """Levels of verification: the static rules alone, or the rules and one step of the sharded model on fake tensors."""
 
-OPTIMIZERS = ("adamw", "sgd", "sgd-momentum")
+OPTIMIZERS = (
+    "adamw",
+    "adamw-foreach",
+    "adamw-fused",
+    "adamw-for-loop",
+    "adamw-8bit",
+    "sgd",
+    "sgd-momentum",
+)
+"""Plain ``adamw`` is the form that torch picks: foreach on accelerators, the loop over parameters on cpu."""
+ADAFACTOR = (
+    "another optimizer: torch 2.13's Adafactor raises on parameters that FSDP2 shards, because it changes in place "
+    "the mean over a sharded dim"
+)
 PRECISIONS = {"bf16": ("bfloat16", "float32"), "fp32": ("same", "same")}
 """Named precisions: (compute dtype of parameters, dtype of the reduction); ``same`` keeps the stored dtype."""
 
@@ -55,13 +70,17 @@ class Request:
             memory minus its named headroom.
         precision: ``bf16`` (bf16 compute, stored dtype kept, fp32 reduction) or ``fp32`` (everything as stored);
             ``None`` takes bf16 on accelerators and fp32 on cpu.
-        optimizer: ``adamw``, ``sgd`` or ``sgd-momentum``.
+        optimizer: one of ``OPTIMIZERS``.
         recompute: which blocks recompute their activations: ``auto``, ``none`` or ``full``.
         mesh: ``auto``, the number of devices (``8``), or ``REPLICATE x SHARD`` (``2x4``).
         reshard: ``auto``, ``always`` or ``never`` reshard after forward.
         compile: ``none``.
         objective: ``time``, or ``memory`` for the least peak.
         root_percent: the most of the parameter bytes that the root unit may own where the rules allow less.
+        micro_batches: forwards and backwards before one step of the optimizer; the inputs are those of one.
+        gradient_sync: with several, gradients are reduced in ``every`` one, or in the ``last`` alone.
+        zero_grad: what ``zero_grad`` leaves: ``none``, or ``zeros`` (``set_to_none=False``).
+        clip: gradients are clipped by their norm before the optimizer's step.
         methods: methods other than forward that run a module, as ``fqn:method``.
     """
 
@@ -76,6 +95,10 @@ class Request:
     compile: str = "none"
     objective: Objective = "time"
     root_percent: int = 100
+    micro_batches: int = 1
+    gradient_sync: GradientSync = "every"
+    zero_grad: ZeroGrad = "none"
+    clip: bool = False
     methods: tuple[str, ...] = ()
 
 
@@ -95,6 +118,10 @@ class Question:
         reshard: as in the request.
         objective: as in the request.
         root_percent: as in the request.
+        micro_batches: as in the request.
+        gradient_sync: as in the request.
+        zero_grad: as in the request.
+        clip: as in the request.
         assumed: every default that was taken, as ``field=value (why)``, in the order of the fields.
     """
 
@@ -109,6 +136,10 @@ class Question:
     reshard: Reshard
     objective: Objective
     root_percent: int
+    micro_batches: int = 1
+    gradient_sync: GradientSync = "every"
+    zero_grad: ZeroGrad = "none"
+    clip: bool = False
     assumed: tuple[str, ...] = field(default=())
 
     @property
@@ -138,12 +169,21 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
         value = getattr(request, name)
         if not isinstance(value, str) and not (value is None and name != "mesh"):
             raise RequestError(name, value, "text")
+    if request.optimizer == "adafactor":
+        raise RequestError("optimizer", "adafactor", ADAFACTOR)
     _require_choice("optimizer", request.optimizer, OPTIMIZERS)
     _require_choice("recompute", request.recompute, ("auto", "none", "full"))
     _require_choice("reshard", request.reshard, ("auto", "always", "never"))
     _require_choice("objective", request.objective, ("time", "memory"))
     _require_percent("root_percent", request.root_percent)
     _require_choice("compile", request.compile, ("none",))
+    _require_choice("gradient_sync", request.gradient_sync, ("every", "last"))
+    _require_choice("zero_grad", request.zero_grad, ("none", "zeros"))
+    if not isinstance(request.clip, bool):
+        raise RequestError("clip", request.clip, "True or False")
+    count = request.micro_batches
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise RequestError("micro_batches", count, "a whole number of micro-batches, 1 or more")
 
     device, why = request.device, ""
     if device is None:
@@ -200,6 +240,10 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
         reshard=request.reshard,
         objective=request.objective,
         root_percent=request.root_percent,
+        micro_batches=request.micro_batches,
+        gradient_sync=request.gradient_sync,
+        zero_grad=request.zero_grad,
+        clip=request.clip,
         assumed=tuple(assumed),
     )
 

@@ -17,6 +17,7 @@ Violation = tuple[str, str]
 
 ROLES = ("replicate", "shard")
 PRECISION_DTYPES = ("same", "bfloat16", "float16", "float32", "float64")
+GRADIENT_SYNCS = ("every", "last")
 SOUNDNESS = ("dry-run", "rules", "assumed")
 OPTIMAL_STATUS = ("proved", "bounded", "heuristic")
 PHASES = ("forward", "backward", "optimizer")
@@ -61,6 +62,8 @@ def _decisions(plan: Decisions) -> Iterator[Violation]:
     yield from _methods(plan.methods)
     yield from _names("$.replicated", plan.replicated)
     yield from _names("$.rebuilt_buffers", plan.rebuilt_buffers)
+    yield from _at_least("$.micro_batches", plan.micro_batches, 1)
+    yield from _choice("$.gradient_sync", plan.gradient_sync, GRADIENT_SYNCS)
     if not plan.offload:
         yield "$.offload", "must not be empty"
 

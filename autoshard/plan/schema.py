@@ -87,6 +87,8 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         reduce_unused: parameters without a gradient take part in the reduction.
         rebuilt_buffers: non-persistent buffers to compute again after materialisation.
         offload: ``none``.
+        micro_batches: forwards and backwards before one step of the optimizer, as ``autoshard.accumulate`` runs them.
+        gradient_sync: gradients are reduced in ``every`` micro-batch, or in the ``last`` alone.
     """
 
     entry: str = "forward"
@@ -99,6 +101,8 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reduce_unused: bool = False
     rebuilt_buffers: tuple[str, ...] = ()
     offload: str = "none"
+    micro_batches: int = 1
+    gradient_sync: str = "every"
 
     @property
     def num_shards(self) -> int:

@@ -72,6 +72,8 @@ def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Can
         replicated=space.replicated,
         reduce_unused=space.reduce_unused,
         rebuilt_buffers=space.rebuilt_buffers,
+        micro_batches=question.micro_batches,
+        gradient_sync=question.gradient_sync,
     )
 
 

@@ -6,12 +6,13 @@
 """
 
 from autoshard.simulate.event import Event
-from autoshard.simulate.fold import KINDS, Setup, State, advance, start
+from autoshard.simulate.fold import advance
 from autoshard.simulate.hooks import step_events
 from autoshard.simulate.memory import peak_parts, phase_peaks, stretches
 from autoshard.simulate.optimizer import OptimizerSizes, optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
 from autoshard.simulate.record import timeline_record
+from autoshard.simulate.state import KINDS, Setup, State, start
 from autoshard.simulate.step import expected_collectives, simulate
 from autoshard.simulate.text import format_timeline
 from autoshard.simulate.timeline import Collective, Entry, Timeline

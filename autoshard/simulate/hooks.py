@@ -5,13 +5,13 @@ The names in comments are those of ``torch/distributed/fsdp/_fully_shard`` (torc
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph
 from autoshard.plan import Decisions
 from autoshard.simulate.event import Event, Kind, Phase
+from autoshard.simulate.group import Group
 from autoshard.simulate.profile import GradientMoment, ModuleRun, StepProfile
 from autoshard.simulate.units import Reduction, UnitSizes
 
@@ -19,38 +19,24 @@ _POST_BACKWARD, _REPLAYED, _PRE_BACKWARD, _REPLAY = range(4)
 """Turns of the hooks that stand at one position: what ends comes before what begins."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Group:
-    """What FSDP2 remembers of a unit during a step (``FSDPParamGroup`` and ``FSDPState``)."""
-
-    index: int
-    sizes: UnitSizes
-    to_run: set[str] = field(default_factory=set)
-    training: str = "idle"
-    is_unsharded: bool = False
-    is_pending: bool = False
-    was_gathered: bool = False
-    places: list[int] = field(default_factory=list)
-    entered: ModuleRun | None = None
-    waiting: list[GradientMoment] = field(default_factory=list)
-    reduced: set[str] = field(default_factory=set)
-    holds_reduced: Reduction | None = None
-
-    @property
-    def has_params(self) -> bool:
-        return bool(self.sizes.keys)
-
-
 def step_events(
-    graph: ModelGraph, decisions: Decisions, units: Sequence[UnitSizes], profile: StepProfile
+    graph: ModelGraph,
+    decisions: Decisions,
+    units: Sequence[UnitSizes],
+    profile: StepProfile,
+    *,
+    clips: bool = False,
+    has_gradients: bool = False,
 ) -> tuple[Event, ...]:
-    """The events of one training step, in order.
+    """The events of one training step, in order; forward and backward once for each micro-batch.
 
     Args:
         graph: the model.
         decisions: the plan.
         units: sizes of its units, in its order.
         profile: of the graph, with the plan's recomputing modules.
+        clips: gradients are clipped before the optimizer's step.
+        has_gradients: gradients of the step before are there, filled with zeros.
 
     Raises:
         RequestError: the profile is of other recomputing modules, or the plan has no root unit, or its root does not
@@ -64,51 +50,86 @@ def step_events(
         raise RequestError("units", decisions.units[-1:], "the root as the last unit")
     if "" not in profile.runs:
         raise RequestError("entry", decisions.entry, "a method that runs the root under FSDP2's hooks")
-    return tuple(_Replay(graph, decisions, units, profile).run())
+    return tuple(_Replay(graph, decisions, units, profile, has_gradients).run(clips))
 
 
 class _Replay:
     """One pass over the hooks in the order in which they run."""
 
     def __init__(
-        self, graph: ModelGraph, decisions: Decisions, units: Sequence[UnitSizes], profile: StepProfile
+        self,
+        graph: ModelGraph,
+        decisions: Decisions,
+        units: Sequence[UnitSizes],
+        profile: StepProfile,
+        has_gradients: bool,
     ) -> None:
         self.profile, self.decisions = profile, decisions
-        self.groups = [_Group(index=index, sizes=sizes) for index, sizes in enumerate(units)]
+        self.groups = [Group(index=index, sizes=sizes) for index, sizes in enumerate(units)]
         self.root = self.groups[-1]
         self.of_module = {module: group for group in self.groups for module in group.sizes.modules}
         self.states = self._all_states(graph)
-        self.order: list[_Group] = []
+        self.order: list[Group] = []
         self.backward_hooks: list[tuple[tuple[int, int, int], Callable[[], None]]] = []
-        self.replay_root: _Group | None = None
+        self.replay_root: Group | None = None
         self.num_inputs_alive = 0
         self.is_reducing = False
-        self.position = 0
-        self.num_born = 0
+        self.is_synced = True
+        self.micro_batch = self.position = self.num_born = 0
         self.phase: Phase = "forward"
         self.owner = {key: group for group in self.groups for key in group.sizes.keys}
-        self.births = self._births()
+        self.births = [(moment.born, moment.key) for moment in profile.gradients]
+        self.merges: list[tuple[int, str]] = []
         self.events: list[Event] = []
+        if has_gradients:
+            for moment in profile.gradients:
+                if moment.key in self.owner:
+                    self.owner[moment.key].reduced.add(moment.key)
+            if decisions.reduce_unused:
+                for group in self.groups:
+                    group.reduced |= {key for key, _ in group.sizes.gradients}
+        self.has_gradients = has_gradients
 
-    def _all_states(self, graph: ModelGraph) -> list[_Group]:
+    def _all_states(self, graph: ModelGraph) -> list[Group]:
         """``all_states``: pre-order of the tree by the first member, each unit once."""
         found = (self.of_module[node.fqn] for node in graph.modules if node.fqn in self.of_module)
         return list({group.index: group for group in found}.values())
 
-    def _births(self) -> list[tuple[int, str]]:
-        for moment in self.profile.gradients:
-            if moment.key in self.owner:
-                self.owner[moment.key].waiting.append(moment)
-        return [(moment.born, moment.key) for moment in self.profile.gradients]
-
-    def run(self) -> list[Event]:
-        self._forward()
-        self.phase = "backward"
-        self._backward()
+    def run(self, clips: bool) -> list[Event]:
+        last = self.decisions.micro_batches - 1
+        for self.micro_batch in range(last + 1):
+            self.is_synced = self.decisions.gradient_sync == "every" or self.micro_batch == last
+            self._begin()
+            self.phase = "forward"
+            if self.micro_batch:
+                self._event("next inputs")
+            self._forward()
+            self.phase = "backward"
+            self._backward()
         self.phase = "optimizer"
+        if clips:
+            self._event("clip")
         self._event("optimizer")
         self._event("zero grad")
         return self.events
+
+    def _begin(self) -> None:
+        """Back to the first op; which gradients are there already stays known."""
+        self.position = self.num_born = 0
+        self.order, self.backward_hooks = [], []
+        for group in self.groups:
+            group.training, group.places, group.waiting = "idle", [], []
+        merges = []
+        for moment in self.profile.gradients:
+            if moment.key in self.owner:
+                owner = self.owner[moment.key]
+                owner.waiting.append(moment)
+                is_there = moment.key in owner.kept and not owner.sizes.is_kept_in_other_dtype
+            else:
+                is_there = self.micro_batch > 0 or self.has_gradients
+            if is_there:
+                merges.append((moment.complete + 1, moment.key))
+        self.merges = sorted(merges)
 
     # -- forward
 
@@ -141,8 +162,6 @@ class _Replay:
             group.to_run = set(group.sizes.modules)
         is_first = group.training != "forward"
         group.training = "forward"
-        if is_first:
-            group.entered = run
         if not group.has_params:
             return
         self._event("hook", group)
@@ -166,7 +185,7 @@ class _Replay:
                     state.to_run.clear()
             self._event("flush", group)
 
-    def _complete_forward(self, group: _Group, run: ModuleRun) -> None:
+    def _complete_forward(self, group: Group, run: ModuleRun) -> None:
         group.training = "idle"
         if run.output_needs_grad and run.backward is not None:
             # At one position the hook of the inner module was registered first on the same tensor.
@@ -180,7 +199,7 @@ class _Replay:
 
     # -- backward
 
-    def _in_backward(self, at: int, turn: int, tie: int, hook: Callable[..., None], *subject: _Group | str) -> None:
+    def _in_backward(self, at: int, turn: int, tie: int, hook: Callable[..., None], *subject: Group | str) -> None:
         self.backward_hooks.append(((at, turn, tie), partial(hook, *subject)))
 
     def _backward(self) -> None:
@@ -217,7 +236,7 @@ class _Replay:
             self.replay_root = None
             self._event("flush", group)
 
-    def _pre_backward(self, group: _Group) -> None:
+    def _pre_backward(self, group: Group) -> None:
         if not group.has_params or group.training == "pre-backward":
             return
         group.training = "pre-backward"
@@ -229,16 +248,25 @@ class _Replay:
             if place > 0:
                 self._gather(self.order[place - 1])
 
-    def _post_backward(self, group: _Group) -> None:
+    def _post_backward(self, group: Group) -> None:
         if not group.has_params:
             return
         group.training = "post-backward"
         keys = {moment.key for moment in group.waiting if moment.complete < self.position}
         group.waiting = [moment for moment in group.waiting if moment.key not in keys]
+        if group.kept and group.sizes.is_kept_in_other_dtype and keys & group.kept:
+            # ``accumulate_unsharded_grad_if_needed``
+            self._event("merge", group, keys=tuple(sorted(keys & group.kept)))
+        if not self.is_synced:
+            self._keep(group, keys)
+            return
+        are_kept = bool(group.kept) and group.sizes.is_kept_in_other_dtype
+        keys |= group.kept
+        group.kept = set()
         unused: set[str] = set()
         if self.decisions.reduce_unused:
             unused = {key for key, _ in group.sizes.gradients} - keys
-        reduction = group.sizes.reduction(keys, unused) if group.was_gathered else None
+        reduction = group.sizes.reduction(keys, unused, are_kept=are_kept) if group.was_gathered else None
         self._reshard(group, reduction)
         if self.num_inputs_alive:
             self._event("release", group)
@@ -246,14 +274,24 @@ class _Replay:
         if reduction is None:
             return
         self._settle(group)
-        self._event("reduce", group, reduction=reduction, is_accumulated=keys | unused <= group.reduced)
+        is_accumulated = keys | unused <= group.reduced
+        self._event("reduce", group, reduction=reduction, is_accumulated=is_accumulated)
         group.reduced |= keys | unused
         self.num_inputs_alive += 1
         self.is_reducing = True
-        if self.decisions.num_devices > self.decisions.num_shards and reduction.is_cast:
+        if self.decisions.num_devices > self.decisions.num_shards and (reduction.is_cast or is_accumulated):
             group.holds_reduced = reduction
 
-    def _settle(self, group: _Group) -> None:
+    def _keep(self, group: Group, keys: set[str]) -> None:
+        """``post_backward`` without ``reduce_grads``: the whole gradients stay for the next micro-batch."""
+        self._reshard(group)
+        new = keys - group.kept
+        if new and group.sizes.is_kept_in_other_dtype:
+            # ``to_accumulated_grad_if_needed``
+            self._event("keep", group, keys=tuple(key for key, _ in group.sizes.gradients if key in new))
+        group.kept |= new
+
+    def _settle(self, group: Group) -> None:
         """``_all_reduce_state = None``: the buffer of the unit's last all-reduce is freed."""
         if group.holds_reduced is not None:
             self._event("settle", group, reduction=group.holds_reduced)
@@ -280,19 +318,19 @@ class _Replay:
 
     # -- both
 
-    def _gather(self, group: _Group) -> None:
+    def _gather(self, group: Group) -> None:
         if not group.has_params or group.is_pending or group.is_unsharded:
             return
         group.is_pending = True
         self._event("gather", group)
 
-    def _wait(self, group: _Group, is_deferred: bool) -> None:
+    def _wait(self, group: Group, is_deferred: bool) -> None:
         if not group.is_pending:
             return
         group.is_pending, group.is_unsharded, group.was_gathered = False, True, True
         self._event("copy out", group, is_deferred=is_deferred)
 
-    def _reshard(self, group: _Group, reduction: Reduction | None = None) -> None:
+    def _reshard(self, group: Group, reduction: Reduction | None = None) -> None:
         if group.is_unsharded or reduction is not None:
             self._event("reshard", group, reduction=reduction, is_unsharded=group.is_unsharded)
             group.is_unsharded = False
@@ -322,15 +360,26 @@ class _Replay:
         while self.num_born < len(self.births) and self.births[self.num_born][0] < until:
             self.num_born += 1
         born = tuple(self.births[first : self.num_born])
+        merged = tuple(merge for merge in self.merges if self.position < merge[0] <= until) if self.merges else ()
         start, self.position = self.position, until
-        self.events.append(Event(kind="compute", phase=self.phase, start=start, stop=until, gradients=born))
+        event = Event(
+            kind="compute",
+            phase=self.phase,
+            start=start,
+            stop=until,
+            gradients=born,
+            merged=merged,
+            micro_batch=self.micro_batch,
+        )
+        self.events.append(event)
 
     def _event(
         self,
         kind: Kind,
-        group: _Group | None = None,
+        group: Group | None = None,
         reduction: Reduction | None = None,
         key: str = "",
+        keys: tuple[str, ...] = (),
         is_deferred: bool = False,
         drops_gather: bool = False,
         is_accumulated: bool = False,
@@ -344,10 +393,12 @@ class _Replay:
             stop=self.position,
             reduction=reduction,
             key=key,
+            keys=keys,
             is_deferred=is_deferred,
             drops_gather=drops_gather,
             is_accumulated=is_accumulated,
             is_unsharded=is_unsharded,
+            micro_batch=self.micro_batch,
         )
         self.events.append(event)
 

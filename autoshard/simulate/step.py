@@ -6,25 +6,32 @@ from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions
 from autoshard.request import Question
-from autoshard.simulate.fold import Setup, fold, start
+from autoshard.simulate.fold import fold
 from autoshard.simulate.hooks import step_events
-from autoshard.simulate.optimizer import optimizer_sizes
+from autoshard.simulate.optimizer import clip_bytes, optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
+from autoshard.simulate.state import Setup, start
 from autoshard.simulate.timeline import Collective, Timeline
 from autoshard.simulate.units import Links, unit_sizes
 
 
 def simulate(
-    graph: ModelGraph, decisions: Decisions, question: Question, profile: StepProfile | None = None
+    graph: ModelGraph,
+    decisions: Decisions,
+    question: Question,
+    profile: StepProfile | None = None,
+    *,
+    is_first: bool = False,
 ) -> Timeline:
-    """One training step, a later one: optimizer state exists and gradients were set to ``None`` before.
+    """One training step: by default a later one, in which the optimizer's state exists.
 
     Args:
         graph: the captured step, in the compute dtype of the plan.
-        decisions: the plan; its mesh and precision count, not those of the question.
-        question: for the device and the optimizer.
+        decisions: the plan; its mesh, precision and micro-batches count, not those of the question.
+        question: for the device, the optimizer, clipping and ``zero_grad``.
         profile: ``profile_step(graph, question, decisions.recompute)``, if it was made already; one with another set
             of recomputing modules is not used.
+        is_first: the first step: the optimizer makes its state in it, and there are no gradients before.
 
     Raises:
         RequestError: the plan asks for what cannot be projected (offload, a mesh of other axes, a module
@@ -34,8 +41,9 @@ def simulate(
     if profile is None or profile.recompute != decisions.recompute:
         profile = profile_step(graph, question, decisions.recompute)
     setup = _setup(graph, decisions, question, profile)
-    first = start(setup)
-    events = step_events(graph, decisions, setup.units, profile)
+    has_gradients = question.zero_grad == "zeros" and not is_first
+    events = step_events(graph, decisions, setup.units, profile, clips=question.clip, has_gradients=has_gradients)
+    first = start(setup, has_state=not is_first, has_gradients=has_gradients)
     summits, end = fold(setup, first, events)
     params = Tree.of(graph).params
     dtypes = {key: params[key].dtype for key in decisions.replicated}
@@ -65,6 +73,8 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
     gradient_bytes = {key: gradient.unsharded_bytes for unit in units for key, gradient in unit.gradients}
     gradient_bytes |= {key: tree.params[key].nbytes for key in decisions.replicated}
     ran = [unit for unit in units if any(module in profile.runs for module in unit.modules)]
+    present = {moment.key for moment in profile.gradients}
+    sizes = optimizer_sizes(question.optimizer, tree, ran, decisions, device.kind, reached)
     return Setup(
         profile=profile,
         units=units,
@@ -72,7 +82,18 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
         replicated_bytes=sum(tree.params[key].nbytes for key in decisions.replicated),
         mesh_groups=(shard,) if len(roles) == 1 else (replicate, shard),
         num_replicas=num_replicas,
-        optimizer=optimizer_sizes(question.optimizer, tree, ran, decisions, device.kind, reached),
+        optimizer=sizes,
         unit_host_ns=device.unit_host_ns,
         is_serial=device.overlap == "none",
+        left_gradient_bytes=(
+            sum(
+                size.sharded_bytes
+                for unit in ran
+                for key, size in unit.gradients
+                if key in present or decisions.reduce_unused
+            ),
+            sum(gradient_bytes[key] for key in decisions.replicated if key in present),
+        ),
+        frees_gradients=question.zero_grad == "none",
+        clip_bytes=clip_bytes(sizes.num_trained),
     )

@@ -1,6 +1,6 @@
 """A timeline as stable text, for ``--dump timeline`` and for tests."""
 
-from autoshard.simulate.fold import KINDS
+from autoshard.simulate.state import KINDS
 from autoshard.simulate.timeline import Timeline
 from autoshard.sizes import format_bytes, format_ns
 

@@ -9,7 +9,8 @@ import msgspec
 from autoshard.plan import Projection
 from autoshard.request import Question
 from autoshard.simulate.event import Event
-from autoshard.simulate.fold import KINDS, Setup, State, Summit, advance
+from autoshard.simulate.fold import advance
+from autoshard.simulate.state import KINDS, Setup, State, Summit
 
 NOT_MODELLED = (
     "scratch memory that kernels allocate for themselves",

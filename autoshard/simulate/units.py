@@ -6,6 +6,7 @@ divide evenly and needs a copy on the way in and out. Prices are rounded for eac
 does not depend on how parameters are grouped.
 """
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -27,6 +28,7 @@ class Gradient:
 
     Attributes:
         unsharded_bytes: the whole gradient in the compute dtype.
+        kept_bytes: the whole gradient as it is kept from one micro-batch to the next: in the dtype of the reduction.
         reduced_bytes: its part of the reduce-scatter's input: padded, in the dtype of the reduction.
         sharded_bytes: its shard, padded, in the stored dtype.
         is_transposed: sharded along another dim than 0, so it is copied before the reduction.
@@ -36,6 +38,7 @@ class Gradient:
     """
 
     unsharded_bytes: int
+    kept_bytes: int
     reduced_bytes: int
     sharded_bytes: int
     is_transposed: bool
@@ -103,6 +106,7 @@ class UnitSizes(msgspec.Struct, frozen=True, kw_only=True):
         is_reduced_in_other_dtype: the reduction's output is cast to the stored dtype.
         shard: the shard axis.
         replicate: the replicate axis.
+        is_kept_in_other_dtype: whole gradients that are kept over micro-batches are cast to the dtype of the reduction.
         reductions: those that were asked for already, by the places of the parameters; shared by units with like ones.
     """
 
@@ -124,32 +128,39 @@ class UnitSizes(msgspec.Struct, frozen=True, kw_only=True):
     is_reduced_in_other_dtype: bool
     shard: Group
     replicate: Group
-    reductions: dict[tuple[tuple[int, ...], tuple[int, ...]], Reduction | None]
+    is_kept_in_other_dtype: bool
+    reductions: dict[tuple[tuple[int, ...], tuple[int, ...], bool], Reduction | None]
 
     @property
     def num_shards(self) -> int:
         """Size of the shard axis."""
         return self.shard.num_ranks
 
-    def reduction(self, present: Collection[str], unused: Collection[str] = ()) -> Reduction | None:
+    def reduction(
+        self, present: Collection[str], unused: Collection[str] = (), *, are_kept: bool = False
+    ) -> Reduction | None:
         """The reduction of the gradients of these parameters, ``None`` if there are none.
 
         Args:
             present: keys of parameters that got a gradient.
             unused: keys of parameters that got none and take part with zeros.
+            are_kept: the gradients were kept over micro-batches, so they are in the dtype of the reduction.
         """
         places = (
             tuple([place for place, (key, _) in enumerate(self.gradients) if key in present]),
             tuple([place for place, (key, _) in enumerate(self.gradients) if key in unused]) if unused else (),
+            are_kept,
         )
         if places not in self.reductions:
             self.reductions[places] = self._reduction(*places)
         return self.reductions[places]
 
-    def _reduction(self, present: tuple[int, ...], unused: tuple[int, ...]) -> Reduction | None:
+    def _reduction(self, present: tuple[int, ...], unused: tuple[int, ...], are_kept: bool) -> Reduction | None:
         taken = [self.gradients[place][1] for place in sorted({*present, *unused})]
         if not taken:
             return None
+        if are_kept:
+            taken = [dataclasses.replace(gradient, unsharded_bytes=gradient.kept_bytes) for gradient in taken]
         whole = sum(gradient.unsharded_bytes for gradient in taken)
         transposed = [gradient for gradient in taken if gradient.is_transposed and self.num_shards > 1]
         input_bytes = sum(gradient.reduced_bytes for gradient in taken)
@@ -261,6 +272,7 @@ def _param_sizes(
         copy_out_ns=copy_ns(2 * unsharded, links.rates),
         gradient=Gradient(
             unsharded_bytes=whole,
+            kept_bytes=numel * DTYPE_BYTES[reduced],
             reduced_bytes=reduced_bytes,
             sharded_bytes=sharded,
             is_transposed=dim != 0,
@@ -336,6 +348,9 @@ class Sizer:
             is_reduced_in_other_dtype=bool(stored) and stored != {reduce_dtype},
             shard=links.shard,
             replicate=links.replicate,
+            is_kept_in_other_dtype=any(
+                dtype != reduce_dtype for dtype, is_trained in zip(computed, trained, strict=True) if is_trained
+            ),
             reductions={},
         )
 
