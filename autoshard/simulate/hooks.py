@@ -128,7 +128,7 @@ class _Replay:
             else:
                 is_there = self.micro_batch > 0 or self.has_gradients
             if is_there:
-                merges.append((moment.complete + 1, moment.key))
+                merges.append((moment.handed + 1, moment.key))
         self.merges = sorted(merges)
 
     # -- forward

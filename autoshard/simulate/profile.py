@@ -27,11 +27,13 @@ class GradientMoment:
         key: the parameter.
         born: op that allocates it.
         complete: last op that writes to it; only then autograd hands it to the parameter.
+        handed: last op that reads or writes it, views too: after it autograd has handed it to the parameter.
     """
 
     key: str
     born: int
     complete: int
+    handed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,9 +274,14 @@ def _storages(
         crossing[0] += nbytes
         crossing[last + 1] -= nbytes
     during = accumulate(new - old for new, old in zip(born[:num_ops], gone[:num_ops], strict=True))
-    written = _last_writes(graph, num_forward)
+    written, touched = _last_uses(graph, num_forward)
     gradients = [
-        GradientMoment(key=key, born=first, complete=max(first, written.get(index, first)))
+        GradientMoment(
+            key=key,
+            born=first,
+            complete=max(first, written.get(index, first)),
+            handed=max(first, touched.get(index, first)),
+        )
         for key, (first, index) in kept.items()
     ]
     gradients.sort(key=lambda moment: (moment.born, moment.key))
@@ -303,13 +310,15 @@ def _cast_inputs(graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]) -
     return copies
 
 
-def _last_writes(graph: ModelGraph, num_forward: int) -> dict[int, int]:
-    return {
-        storage: num_forward + index
-        for index, op in enumerate(graph.root.backward)
-        for storage in op.outputs
-        if op.bytes_written
-    }
+def _last_uses(graph: ModelGraph, num_forward: int) -> tuple[dict[int, int], dict[int, int]]:
+    """The last op of backward that writes each storage, and the last that touches it."""
+    written: dict[int, int] = {}
+    touched: dict[int, int] = {}
+    for index, op in enumerate(graph.root.backward, num_forward):
+        touched.update(dict.fromkeys((*op.inputs, *op.outputs), index))
+        if op.bytes_written:
+            written.update(dict.fromkeys(op.outputs, index))
+    return written, touched
 
 
 def _op_index(moment: Moment, num_forward: int, at_caller: int) -> int:

@@ -33,7 +33,7 @@ class LiveBytes(TorchDispatchMode):
     def start(self, phase: str) -> None:
         """Peaks count for this phase from now on."""
         self.phase = phase
-        self.peaks[phase] = self.total
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self.total)
 
     def track(self, tensors: Iterable[Any]) -> None:
         """Count the storages of these tensors too."""

@@ -7,7 +7,7 @@ collectives are issued, is exactly what FSDP2 does at that world size.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -25,9 +25,21 @@ from tests.simulate.livebytes import Collectives, LiveBytes
 Build = Callable[[], nn.Module]
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4),
+    "adamw-foreach": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True),
+    "adamw-fused": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True),
+    "adamw-for-loop": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False),
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-4),
     "sgd-momentum": lambda model: torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9),
 }
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How the training loop runs a step."""
+
+    set_to_none: bool = True
+    is_first: bool = False
+    clips: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,11 @@ class Measured:
     optimizer_peak: int
     after: int
     collectives: tuple[tuple[str, int, str], ...]
+
+    @classmethod
+    def sizes(cls) -> list[str]:
+        """Names of the fields that hold bytes."""
+        return [field.name for field in fields(cls) if field.name != "collectives"]
 
 
 def decisions(
@@ -113,6 +130,22 @@ def _average(param: torch.Tensor, mesh: DeviceMesh) -> None:
     param.grad /= mesh.size()
 
 
+def _warm_up(
+    build: Build,
+    plan: Decisions,
+    inputs: Sequence[torch.Tensor],
+    loss: Callable[[Any], torch.Tensor],
+    optimizer: str,
+    named: dict[str, torch.Tensor],
+) -> None:
+    """A step of another model, so that what torch does once in a process is not counted."""
+    model = build()
+    shard(model, plan)
+    steps = OPTIMIZERS[optimizer](model)
+    loss(model(*inputs, **named)).backward()
+    steps.step()
+
+
 def measure(
     build: Build,
     plan: Decisions,
@@ -120,33 +153,44 @@ def measure(
     loss: Callable[[Any], torch.Tensor],
     optimizer: str,
     keywords: dict[str, torch.Tensor] | None = None,
+    loop: Loop = Loop(),  # noqa: B008
 ) -> Measured:
-    """The second step of a model under a plan; the first one makes the optimizer's state and is thrown away."""
+    """The second step of a model under a plan, or the first; the first one makes the optimizer's state."""
     named = keywords or {}
     with fake_group(plan.num_devices):
         model = build()
         shard(model, plan)
         steps = OPTIMIZERS[optimizer](model)
-        for index in range(2):
+        if loop.is_first:
+            _warm_up(build, plan, inputs, loss, optimizer, named)
+        for index in range(1 if loop.is_first else 2):
             counter, recorder = LiveBytes(), Collectives()
             gc.collect()
             with counter:
                 counter.track((*model.parameters(), *model.buffers()))
+                counter.track(param.grad for param in model.parameters() if param.grad is not None)
                 for state in steps.state.values():
                     counter.track(state.values())
                 steady = counter.total
                 counter.track((*inputs, *named.values()))
                 with recorder:
-                    counter.start("forward")
-                    value = loss(model(*inputs, **named))
-                    after_forward = counter.total
-                    counter.start("backward")
-                    value.backward()
-                    after_backward = counter.total
+                    for batch in range(plan.micro_batches):
+                        is_last = batch == plan.micro_batches - 1
+                        model.set_requires_gradient_sync(plan.gradient_sync == "every" or is_last)  # type: ignore[operator]
+                        counter.start("forward")
+                        value = loss(model(*inputs, **named))
+                        after_forward = counter.total
+                        counter.start("backward")
+                        value.backward()
+                        after_backward = counter.total
+                        if not is_last:
+                            del value
                 counter.start("optimizer")
+                if loop.clips:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 steps.step()
                 counter.start("after")
-                steps.zero_grad()
+                steps.zero_grad(set_to_none=loop.set_to_none)
                 after = counter.total
             assert index == 0 or counter.peaks["forward"] > steady
         return Measured(
