@@ -29,7 +29,10 @@ _HOMES = {
     "load_plan": "autoshard.plan",
     "save_plan": "autoshard.plan",
     "make_plan": "autoshard.pipeline",
+    "accumulate": "autoshard.runtime",
     "apply_plan": "autoshard.runtime",
+    "clip_grad_norm_": "autoshard.runtime",
+    "make_optimizer": "autoshard.runtime",
     "format_plan": "autoshard.report",
 }
 
@@ -52,9 +55,12 @@ __all__ = [
     "Request",
     "RequestError",
     "VerificationError",
+    "accumulate",
     "apply_plan",
+    "clip_grad_norm_",
     "format_plan",
     "load_plan",
+    "make_optimizer",
     "make_plan",
     "save_plan",
 ]
@@ -93,4 +99,4 @@ if TYPE_CHECKING:
     from autoshard.plan import Plan, load_plan, save_plan
     from autoshard.report import format_plan
     from autoshard.request import Request
-    from autoshard.runtime import apply_plan
+    from autoshard.runtime import accumulate, apply_plan, clip_grad_norm_, make_optimizer

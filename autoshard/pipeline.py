@@ -582,6 +582,8 @@ def _assemble(
             frontend=graph.frontend,
             device=question.profile.name,
             optimizer=question.optimizer,
+            zero_grad=question.zero_grad,
+            clip=question.clip,
             loss=graph.loss,
             inputs=tuple(f"{info.name}: {info.dtype}{list(info.shape)}" for info in graph.inputs),
             assumed=(*question.assumed, *assumed),

@@ -318,7 +318,7 @@ def _train(model_file: "ModelFile", plan: Plan, pair: Any, device: str, num_step
 
     from autoshard.capture.loss import find_loss
     from autoshard.capture.model_file import user_code
-    from autoshard.runtime import Meter, apply_plan
+    from autoshard.runtime import Meter, accumulate, apply_plan, make_optimizer
 
     with user_code(model_file.source, model_file.path, "building the model failed"):
         model = model_file.build()
@@ -328,7 +328,7 @@ def _train(model_file: "ModelFile", plan: Plan, pair: Any, device: str, num_step
         )
     model = apply_plan(model.train(), plan)
     args, kwargs = tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, pair)
-    optimizer = _optimizer(plan.provenance.optimizer, model)
+    optimizer = make_optimizer(plan.provenance.optimizer, model.parameters(), lr=1e-4)
     entry = model if plan.entry == "forward" else getattr(model, plan.entry)
 
     def compute_loss() -> "torch.Tensor":
@@ -340,20 +340,13 @@ def _train(model_file: "ModelFile", plan: Plan, pair: Any, device: str, num_step
     meter = Meter(model, optimizer, (args, kwargs))
     for _ in range(num_steps):
         with meter.step():
-            with meter.phase("forward"):
-                loss = compute_loss()
-            with meter.phase("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+            for _ in accumulate(model, plan, range(plan.micro_batches)):
+                with meter.phase("forward"):
+                    loss = compute_loss()
+                with meter.phase("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
             with meter.phase("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
             del loss
     return meter.measurement()
-
-
-def _optimizer(name: str, model: "nn.Module") -> "torch.optim.Optimizer":
-    import torch
-
-    if name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=1e-4)
-    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9 if name == "sgd-momentum" else 0.0)

@@ -33,6 +33,16 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         help="the most of the parameters that the root unit may own, if possible",
     )
     group.add_argument(
+        "--micro-batches", type=positive, metavar="N", help="forwards and backwards before one step of the optimizer"
+    )
+    group.add_argument(
+        "--gradient-sync", choices=("every", "last"), help="reduce gradients in every micro-batch, or in the last alone"
+    )
+    group.add_argument(
+        "--zero-grad", choices=("none", "zeros"), help="what zero_grad leaves (zeros: set_to_none=False)"
+    )
+    group.add_argument("--clip", action="store_true", default=None, help="gradients are clipped before the step")
+    group.add_argument(
         "--method",
         dest="methods",
         action="append",

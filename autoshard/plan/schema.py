@@ -254,6 +254,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         frontend: ``trace`` or ``tree``.
         device: name of the device profile.
         optimizer: as asked.
+        zero_grad: what ``zero_grad`` leaves, as asked.
+        clip: gradients are clipped, as asked.
         loss: how the loss was found.
         inputs: tensors of the example inputs as ``name: dtype[shape]``.
         assumed: defaults that were taken.
@@ -267,6 +269,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     loss: str
     inputs: tuple[str, ...]
     assumed: tuple[str, ...]
+    zero_grad: str = "none"
+    clip: bool = False
 
 
 class Plan(Decisions, frozen=True, kw_only=True, forbid_unknown_fields=True):

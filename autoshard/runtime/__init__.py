@@ -16,11 +16,21 @@ from autoshard.runtime.collectives import record_collectives
 from autoshard.runtime.confirm import confirm
 from autoshard.runtime.dryrun import dry_run
 from autoshard.runtime.dtypes import mixed_precision
+from autoshard.runtime.loop import accumulate, clip_grad_norm_, make_optimizer
 from autoshard.runtime.match import match, warn_of_size
 from autoshard.runtime.measure import Meter, measure
 from autoshard.runtime.mesh import make_mesh
 
-__all__ = ["Meter", "apply_plan", "dry_run", "measure", "record_collectives"]
+__all__ = [
+    "Meter",
+    "accumulate",
+    "apply_plan",
+    "clip_grad_norm_",
+    "dry_run",
+    "make_optimizer",
+    "measure",
+    "record_collectives",
+]
 
 
 def apply_plan(model: nn.Module, plan: Decisions, mesh: DeviceMesh | None = None) -> nn.Module:
