@@ -131,6 +131,8 @@ def full_plan() -> Plan:
         reduce_unused=True,
         rebuilt_buffers=("rope.inv_freq",),
         offload="cpu",
+        micro_batches=3,
+        gradient_sync="last",
         soundness="dry-run",
         optimal=Optimal(status="bounded", bound_ns=1299000, gap=0.000546, space="legal cuts, reshard"),
     )

@@ -31,9 +31,10 @@ its section of this page.
 _PLAN_FILE_HEAD = """\
 # The plan file
 
-One JSON object in UTF-8. The fields down to `offload` are what `apply_plan` does; those after it are for people and
-never change what is applied. The same plan always has the same bytes: fields in this order, mappings sorted, no time,
-host or path. Every field is required but those marked as optional, which are left out at their default.
+One JSON object in UTF-8. The fields down to `gradient_sync` are what `apply_plan` and `accumulate` do; those after it
+are for people and never change what is applied. The same plan always has the same bytes: fields in this order,
+mappings sorted, no time, host or path. Every field is required but those marked as optional, which are left out at
+their default.
 
 The loader is strict: an unknown, missing, repeated or wrongly typed field is a `PlanFormatError` with its JSON path; a
 `version` that this release cannot read is a `PlanVersionError`; and what `apply_plan` of this release cannot do yet

@@ -4,6 +4,7 @@ These are the helpers whose bytes ``simulate`` projects; a loop that does the sa
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -33,8 +34,8 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 def accumulate(model: nn.Module, plan: Decisions, batches: Sequence[T]) -> Iterator[T]:
     """The micro-batches of one step in turn; FSDP2 reduces gradients as the plan says.
 
-    With ``gradient_sync: last`` nothing is reduced before the last one: fewer reductions, and the whole gradients of all
-    units stay on every rank until then. Divide the loss of each by their number for the mean over all.
+    With ``gradient_sync: last`` nothing is reduced before the last one: fewer reductions, and the whole gradients of
+    all units stay on every rank until then. Divide the loss of each by their number for the mean over all.
 
     Args:
         model: to which the plan was applied.
@@ -101,13 +102,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
             total, op=dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM, group=mesh.get_group(mesh.ndim - 1)
         )
     rest = _power(whole, norm_type, device)
-    if norm_type == float("inf"):
-        norm = torch.maximum(total, rest)
-    else:
-        norm = (total + rest) ** (1.0 / norm_type)
+    norm = torch.maximum(total, rest) if norm_type == float("inf") else (total + rest) ** (1.0 / norm_type)
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for grad in (*local, *whole):
-        grad.mul_(scale.to(grad.dtype) if grad.dtype.is_complex else scale)
+        grad.mul_(scale)
     return norm
 
 
@@ -117,8 +115,14 @@ def _power(grads: Sequence[torch.Tensor], norm_type: float, device: torch.device
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in filled) else torch.float32
     if not filled:
         return torch.zeros((), dtype=dtype, device=device)
-    norms = torch.stack([torch.linalg.vector_norm(grad, norm_type).to(dtype) for grad in filled])
+    norms = torch.stack([_norm(grad, norm_type, dtype) for grad in filled])
     return norms.max() if norm_type == float("inf") else (norms**norm_type).sum()
+
+
+def _norm(grad: torch.Tensor, norm_type: float, dtype: torch.dtype) -> torch.Tensor:
+    if grad.is_complex():
+        return torch.linalg.vector_norm(grad, norm_type).to(dtype)
+    return torch.linalg.vector_norm(grad, norm_type, dtype=dtype)
 
 
 def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
@@ -139,9 +143,7 @@ def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) ->
     if name == "adamw-8bit":
         if find_spec("torchao") is None:
             raise RequestError("optimizer", name, "torchao, which is not installed: pip install torchao")
-        from torchao.optim import AdamW8bit
-
-        made: torch.optim.Optimizer = AdamW8bit(params, **options)
+        made: torch.optim.Optimizer = import_module("torchao.optim").AdamW8bit(params, **options)
         return made
     if name not in _OPTIONS:
         raise RequestError("optimizer", name, "one of " + ", ".join(OPTIMIZERS))

@@ -18,6 +18,8 @@ No device has confirmed the clock rules yet; the byte rules are compared with me
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from autoshard.cost import all_reduce_ns
 from autoshard.simulate.event import Event, Phase
 from autoshard.simulate.profile import StepProfile
@@ -66,19 +68,27 @@ def fold(setup: Setup, first: State, events: Sequence[Event]) -> tuple[tuple[Sum
     The ``high`` of that state is the last phase's. The rules are those of ``advance``, without the states between.
     """
     draft = thaw(first)
-    summits: list[Summit] = []
+    summits: dict[Phase, Summit] = {}
     at, phase = 0, events[0].phase if events else "forward"
     for index, event in enumerate(events):
         if event.phase != phase:
-            summits.append(_summit(draft, phase, at))
+            _climb(summits, _summit(draft, phase, at))
             at, phase = index, event.phase
             draft.high, draft.high_live, draft.high_op = draft.total, tuple(draft.live), -1
         before = draft.high
         _apply(setup, draft, event)
         if draft.high > before:
             at = index
-    summits.append(_summit(draft, phase, at))
-    return tuple(summits), freeze(draft)
+    _climb(summits, _summit(draft, phase, at))
+    return tuple(summits.values()), freeze(draft)
+
+
+def _climb(summits: dict[Phase, Summit], found: Summit) -> None:
+    """The higher one of two of the same phase, which ends where the later one does."""
+    before = summits.get(found.phase)
+    if before is not None and before.high >= found.high:
+        found = replace(before, end_bytes=found.end_bytes)
+    summits[found.phase] = found
 
 
 def _summit(draft: Draft, phase: Phase, event: int) -> Summit:

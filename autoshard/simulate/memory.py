@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from autoshard.ir import LOSS, ModelGraph
 from autoshard.plan.schema import Part, PhasePeak, Stretch
-from autoshard.simulate.fold import KINDS
 from autoshard.simulate.profile import alive_activations
 from autoshard.simulate.recompute import recomputed
+from autoshard.simulate.state import KINDS
 from autoshard.simulate.timeline import Entry, Timeline
 
 MAX_PARTS = 16

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autoshard.simulate.fold import KINDS
+from autoshard.simulate.state import KINDS
 from autoshard.simulate.timeline import Timeline
 
 VERSION = 1

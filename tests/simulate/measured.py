@@ -153,7 +153,7 @@ def measure(
     loss: Callable[[Any], torch.Tensor],
     optimizer: str,
     keywords: dict[str, torch.Tensor] | None = None,
-    loop: Loop = Loop(),  # noqa: B008
+    loop: Loop | None = None,
 ) -> Measured:
     """The second step of a model under a plan, or the first; the first one makes the optimizer's state."""
     named = keywords or {}
@@ -161,6 +161,7 @@ def measure(
         model = build()
         shard(model, plan)
         steps = OPTIMIZERS[optimizer](model)
+        loop = loop or Loop()
         if loop.is_first:
             _warm_up(build, plan, inputs, loss, optimizer, named)
         for index in range(1 if loop.is_first else 2):

@@ -4,7 +4,7 @@ The measured side drives torch by hand: ``set_requires_gradient_sync``, torch's 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ class Case:
 
     build: Callable[[], nn.Module]
     plan: Decisions
-    loop: Loop = Loop()
+    loop: Loop = field(default_factory=Loop)
     optimizer: str = "adamw"
     inputs: Callable[[], tuple[Any, ...]] = models.floats
 
