@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from autoshard.capture.aliases import Alias, find_aliases
 from autoshard.capture.tree import ModuleTree
 
 CPU = torch.device("cpu")
@@ -56,10 +57,21 @@ class FakeModel:
     Attributes:
         params: the fake twin of each parameter, by key.
         buffers: the fake twins of buffers and of tensor attributes, each with its original.
+        aliases: second references to parameters that do not follow when ``fully_shard`` replaces the registered one,
+            each with the tensor that stands for it now: a twin of its own, or the original where that cannot be put.
+
+    Args:
+        tree: the model's tree.
+        mode: the mode of the twins.
+        dtype: of the twins of floating point parameters, ``None`` for their own.
+        keeps_aliases: second references are parameters' twins as well, so that a model can be sharded in this context.
     """
 
-    def __init__(self, tree: ModuleTree, mode: FakeTensorMode, dtype: torch.dtype | None) -> None:
-        self._tree, self._mode, self._dtype = tree, mode, dtype
+    def __init__(
+        self, tree: ModuleTree, mode: FakeTensorMode, dtype: torch.dtype | None, *, keeps_aliases: bool = False
+    ) -> None:
+        self._tree, self._mode, self._dtype, self._keeps_aliases = tree, mode, dtype, keeps_aliases
+        self.aliases: list[tuple[Alias, torch.Tensor]] = []
         self._twins: dict[int, torch.Tensor] = {}
         self._originals: list[torch.Tensor] = []  # keeps the ids in _twins valid
         self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
@@ -79,7 +91,13 @@ class FakeModel:
             for key, entry in self._tree.params.items():
                 # A closure over a real parameter escapes the swap, and the backward would leave a gradient on it.
                 self._grads.append((entry.param, entry.param.grad))
-                self.params[key] = self._param_twin(entry.param)
+                twin = self.params[key] = self._param_twin(entry.param)
+                self._remember(entry.param, twin)
+            for module in modules:
+                self._swap_params(module)
+            if not self._keeps_aliases:
+                for alias in find_aliases(self._tree):
+                    self._separate(alias)
             for module in modules:
                 self._swap(module)
         except BaseException:
@@ -115,11 +133,13 @@ class FakeModel:
                 container.extend(contents)
             else:
                 container.update(contents)
+        for alias, _ in self.aliases:
+            if alias.slot is not None:
+                alias.slot.put(alias.tensor)
 
-    def _param_twin(self, param: nn.Parameter) -> nn.Parameter:
+    def _param_twin(self, param: torch.Tensor) -> nn.Parameter:
         twin = nn.Parameter(fake_tensor(self._mode, param, self._dtype), requires_grad=param.requires_grad)
         twin.__dict__.update(param.__dict__)
-        self._remember(param, twin)
         return twin
 
     def _remember(self, original: torch.Tensor, twin: torch.Tensor) -> None:
@@ -127,6 +147,8 @@ class FakeModel:
         self._originals.append(original)
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
+            return tensor
         twin = self._twins.get(id(tensor))
         if twin is None:
             twin = fake_tensor(self._mode, tensor)
@@ -134,13 +156,34 @@ class FakeModel:
             self.buffers.append((twin, tensor))
         return twin
 
+    def _separate(self, alias: Alias) -> None:
+        """Put a twin of its own in the place of a second reference, so that an op on it can be told."""
+        if alias.slot is None:
+            self.aliases.append((alias, self._twin(alias.tensor) if not alias.is_param else alias.tensor))
+            return
+        twin = self._param_twin(alias.tensor)
+        self.aliases.append((alias, twin))
+        alias.slot.put(twin)
+
+    def _swap_params(self, module: nn.Module) -> None:
+        """As FSDP2 does it: through the module's own ``__setattr__`` where its class has one."""
+        follows = type(module).__setattr__ is not nn.Module.__setattr__ and not isinstance(
+            module, torch.jit.ScriptModule
+        )
+        for name, param in list(module._parameters.items()):
+            if param is not None:
+                self._entries.append((module._parameters, name, param))
+                twin = self._twins[id(param)]
+                if follows:
+                    setattr(module, name, twin)
+                else:
+                    module._parameters[name] = twin
+
     def _swap(self, module: nn.Module) -> None:
-        groups: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for group in groups:
-            for name, tensor in group.items():
-                if tensor is not None:
-                    self._entries.append((group, name, tensor))
-                    group[name] = self._twin(tensor)
+        for name, tensor in module._buffers.items():
+            if tensor is not None:
+                self._entries.append((module._buffers, name, tensor))
+                module._buffers[name] = self._twin(tensor)
         for name, value in list(module.__dict__.items()):
             if name in ("_parameters", "_buffers", "_modules"):
                 continue

@@ -294,8 +294,19 @@ def _params(tree: ModuleTree, traced: list[Traced]) -> tuple[ParamInfo, ...]:
         traits={
             "sparse-grad": frozenset().union(*(one.sparse for one in traced)),
             "written-in-forward": frozenset().union(*(one.written for one in traced)),
+            "read-by-alias": frozenset().union(*(one.read_by_alias for one in traced)),
+        },
+        kept_in={
+            key: tuple(dict.fromkeys(place for one in traced for place in _alias_places(one, key)))
+            for key in tree.params
         },
     )
+
+
+def _alias_places(traced: Traced, key: str) -> tuple[str, ...]:
+    """Where second references to a parameter are kept, the one that was read first."""
+    read = traced.read_by_alias.get(key)
+    return (*((read,) if read else ()), *traced.kept_in.get(key, ()))
 
 
 def param_infos(
@@ -304,6 +315,7 @@ def param_infos(
     readers: dict[str, tuple[tuple[str, ...], ...]],
     trained: frozenset[str],
     traits: dict[str, frozenset[str]] | None = None,
+    kept_in: dict[str, tuple[str, ...]] | None = None,
 ) -> tuple[ParamInfo, ...]:
     """The parameters as the IR lists them.
 
@@ -312,6 +324,7 @@ def param_infos(
         readers: stacks by key.
         trained: keys of those that get a gradient.
         traits: keys by trait that a trace found, beside what the parameter itself tells.
+        kept_in: places of second references, by key.
     """
     storages: dict[int, list[str]] = {}
     for key, entry in tree.params.items():
@@ -323,6 +336,7 @@ def param_infos(
         "sparse-grad": _sparse_tables(tree),
         "shares-storage": {key for keys in storages.values() if len(keys) > 1 for key in keys},
         "written-in-forward": set(),
+        "read-by-alias": set(),
     }
     for trait, keys in (traits or {}).items():
         found[trait] |= keys
@@ -339,6 +353,7 @@ def param_infos(
             readers=readers.get(key, ()),
             gets_grad=key in trained,
             traits=tuple(sorted(trait for trait, keys in found.items() if key in keys)),
+            kept_in=(kept_in or {}).get(key, ()),
         )
         for key, entry in tree.params.items()
     )

@@ -51,6 +51,8 @@ class Traced:
         trained: keys of the parameters that got a gradient.
         sparse: keys of those whose gradient is sparse.
         written: keys of the parameters that the forward wrote to.
+        kept_in: by parameter, the places where second references to it are kept.
+        read_by_alias: by parameter that the step read through a second reference, where that is kept.
         traits: traits that showed, by module.
         assumed: (module, op, assumption) of the data-dependent ops.
     """
@@ -62,6 +64,8 @@ class Traced:
     trained: frozenset[str]
     sparse: frozenset[str]
     written: frozenset[str]
+    kept_in: dict[str, tuple[str, ...]]
+    read_by_alias: dict[str, str]
     traits: dict[str, frozenset[str]]
     assumed: tuple[tuple[str, str, str], ...]
 
@@ -97,7 +101,10 @@ def trace_step(
     with quiet_machine(), FakeModel(tree, mode, dtype) as fake:
         for key, param in fake.params.items():
             log.add_param(key, param)
-            log.add_real(key, tree.params[key].param)
+            log.add_real(key, tree.params[key].param, param)
+        for alias, stand_in in fake.aliases:
+            if stand_in is not alias.tensor:
+                log.add_alias(alias.key, alias.place, stand_in)
         for twin, original in fake.buffers:
             log.add_given(twin, "buffer")
             if may_keep(original) and original.device.type == "cpu":
@@ -129,6 +136,8 @@ def trace_step(
             trained=frozenset(grads),
             sparse=frozenset(key for key, grad in grads.items() if grad.layout is not torch.strided),
             written=frozenset(tracer.written | replaced),
+            kept_in=_places(fake),
+            read_by_alias=tracer.read_by_alias,
             traits=_traits(stack, tracer),
             assumed=tuple(values.assumed),
         )
@@ -234,6 +243,13 @@ def _user_line(error: BaseException) -> str:
     for frame in own or frames:
         return f" ({frame.filename}:{frame.lineno})"
     return ""
+
+
+def _places(fake: FakeModel) -> dict[str, tuple[str, ...]]:
+    places: dict[str, list[str]] = {}
+    for alias, _ in fake.aliases:
+        places.setdefault(alias.key, []).append(alias.place)
+    return {key: tuple(found) for key, found in places.items()}
 
 
 def _is_in_place(key: str, param: torch.Tensor, log: StorageLog) -> bool:

@@ -35,7 +35,8 @@ class StorageLog:
         backward: ops of the backward.
         records: storages in the order of their appearance.
         param_keys: parameter by its storage.
-        real_keys: parameter by the id of the model's own tensor, which no op of the step should meet.
+        twins: parameter by the id of the model's own tensor, which no op of the step should meet, with its twin.
+        alias_places: where a second reference to a parameter is kept, by the storage of the tensor that stands for it.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,8 @@ class StorageLog:
         self.ops = self.forward
         self.records: list[StorageRecord] = []
         self.param_keys: dict[int, str] = {}
-        self.real_keys: dict[int, str] = {}
+        self.twins: dict[int, tuple[str, torch.Tensor]] = {}
+        self.alias_places: dict[int, str] = {}
         self._live: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref] = {}
         self.is_closed = False
@@ -63,9 +65,14 @@ class StorageLog:
         """Parameters are known by their storage and not listed."""
         self.param_keys[param.untyped_storage()._cdata] = key
 
-    def add_real(self, key: str, param: torch.Tensor) -> None:
+    def add_real(self, key: str, param: torch.Tensor, twin: torch.Tensor) -> None:
         """The model's own tensor of a parameter that a fake one stands in for."""
-        self.real_keys[id(param)] = key
+        self.twins[id(param)] = (key, twin)
+
+    def add_alias(self, key: str, place: str, tensor: torch.Tensor) -> None:
+        """The tensor that stands for a second reference to a parameter."""
+        self.param_keys[tensor.untyped_storage()._cdata] = key
+        self.alias_places[tensor.untyped_storage()._cdata] = place
 
     def add_given(self, tensor: torch.Tensor, kind: StorageKind) -> None:
         """A storage that was there before the step."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from autoshard.capture.ops import ANSWERED, OpFacts, collect_tensors, facts_of, run_op, tensors_of
 from autoshard.capture.spans import ModuleStack, Span
@@ -28,13 +29,7 @@ DROPOUT_POSITION = {
 """Where the attention ops have their rate of dropout."""
 
 
-def _alias_error(module: str, key: str) -> CaptureError:
-    return CaptureError(
-        module or "(root)",
-        f"it reads the parameter {key} through a reference kept elsewhere (a closure, a cache, another object); once "
-        f"the model is sharded such a reference is the old whole tensor, which is never trained",
-        "read the parameter as an attribute of the module that registers it",
-    )
+UNKNOWN_PLACE = "a reference that is kept elsewhere (a closure, a global name, another object)"
 
 
 class Tracer(TorchDispatchMode):
@@ -44,6 +39,8 @@ class Tracer(TorchDispatchMode):
         readers: by parameter, the stacks of modules during which an op consumed it, in the order of the first.
         written: keys of the parameters that the forward wrote to.
         drops: FQNs of the modules that ran an op with random dropout.
+        read_by_alias: by parameter that an op read through a second reference, where that is kept.
+        last_module: FQN of the module of the last op.
     """
 
     def __init__(self, log: StorageLog, stack: ModuleStack, values: Values) -> None:
@@ -52,6 +49,8 @@ class Tracer(TorchDispatchMode):
         self.readers: dict[str, dict[tuple[str, ...], None]] = defaultdict(dict)
         self.written: set[str] = set()
         self.drops: set[str] = set()
+        self.read_by_alias: dict[str, str] = {}
+        self.last_module = ""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -66,15 +65,30 @@ class Tracer(TorchDispatchMode):
         if func.namespace == "prim":
             return func(*args, **kwargs)
         span, is_recompute = self._stack.place()
-        module = span.module if span is not None else LOSS
+        module = self.last_module = span.module if span is not None else LOSS
         tensors = tensors_of(args, kwargs)
-        for tensor in tensors:
-            if type(tensor) is nn.Parameter and id(tensor) in self._log.real_keys:
-                raise _alias_error(module, self._log.real_keys[id(tensor)])
+        if any(type(tensor) is nn.Parameter and id(tensor) in self._log.twins for tensor in tensors):
+            args, kwargs = tree_map_only(nn.Parameter, self._twin_of, (args, kwargs))
+            tensors = tensors_of(args, kwargs)
         out = run_op(func, args, kwargs, self._values, module)
         if func not in ANSWERED:
             self._record(facts_of(func), args, kwargs, tensors, out, span, module, is_recompute)
         return out
+
+    def _twin_of(self, param: nn.Parameter) -> torch.Tensor:
+        """What stands for a parameter of the model that an op was given as it is."""
+        if id(param) not in self._log.twins:
+            return param
+        key, twin = self._log.twins[id(param)]
+        if param.is_meta and param.requires_grad:  # autograd takes no gradient of another device
+            raise CaptureError(
+                self.last_module or "(root)",
+                f"AS221: it reads the parameter {key} through {UNKNOWN_PLACE}; once the model is sharded, that is the "
+                "old whole tensor, which is never trained",
+                "read the parameter as an attribute of the module that registers it",
+            )
+        self.read_by_alias.setdefault(key, UNKNOWN_PLACE)
+        return twin
 
     def _record(
         self,
@@ -105,6 +119,8 @@ class Tracer(TorchDispatchMode):
             key = log.param_keys.get(cdata)
             if key is not None:
                 params[key] = None
+                if cdata in log.alias_places and facts.reads_data and not facts.is_view:
+                    self.read_by_alias[key] = log.alias_places[cdata]
             else:
                 number = log.known_index(storage)
                 inputs[number] = None

@@ -85,7 +85,9 @@ class ParamInfo:
             consumed it; ``(LOSS,)`` for the code after the root's forward; empty if nothing reads it.
         gets_grad: the step produced a gradient for it.
         traits: facts that rules ask for: ``dtensor``, ``sparse-grad``, ``complex``, ``shares-storage``,
-            ``written-in-forward``, sorted.
+            ``written-in-forward``, ``read-by-alias`` (the step reads it through a second reference), sorted.
+        kept_in: places outside the module tree that keep a second reference to it or to its memory, and that do not
+            follow when the registered parameter is replaced; the one that the step reads comes first.
     """
 
     key: str
@@ -99,6 +101,7 @@ class ParamInfo:
     readers: tuple[tuple[str, ...], ...]
     gets_grad: bool
     traits: tuple[str, ...] = ()
+    kept_in: tuple[str, ...] = ()
 
     @property
     def owner(self) -> str:

@@ -66,6 +66,7 @@ def _param(param: ParamInfo) -> str:
     if not param.contiguous:
         notes.append("not contiguous")
     notes += param.traits
+    notes += [f"kept in {place}" for place in param.kept_in]
     notes += [f"read in {_stack(stack)}" for stack in param.readers if stack[-1] not in param.holders]
     if not param.readers:
         notes.append("never read")

@@ -18,6 +18,7 @@ from autoshard.errors import ApplyError
 from autoshard.plan import Decisions, Unit
 from autoshard.runtime.buffers import Lost, fill_after_to_empty, require_filled
 from autoshard.runtime.dtypes import mixed_precision
+from autoshard.runtime.follow import belongings, follow
 from autoshard.runtime.match import Matched
 from autoshard.runtime.root_calls import RootCalls, average_gradients, reshard_after_evaluation
 
@@ -44,6 +45,7 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
     if matched.replicated:
         _move(matched.replicated.values(), mesh)
         options["ignored_params"] = set(matched.replicated.values())
+    carried = belongings(model, matched.owned)
     for unit, modules, owned in zip(plan.units, matched.units, matched.owned, strict=True):
         classes = [type(module) for module in modules]
         target = list(modules) if len(modules) > 1 else modules[0]
@@ -58,6 +60,7 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
         )
         for module, original in zip(modules, classes, strict=True):
             _keep_type_name(type(module), original)
+    follow(model, plan, carried, registered_methods(plan))
     for fqn, name in registered_methods(plan):
         _guarded((fqn,), "methods", register_fsdp_forward_method, model.get_submodule(fqn), name)
     assert isinstance(model, FSDPModule)
@@ -73,10 +76,11 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
 def _keep_type_name(sharded: type, original: type) -> None:
     """Let the class that ``fully_shard`` gives to a module print as the module's own class does.
 
-    Libraries look classes up by ``str(type(module))``. transformers keeps by it which outputs a model records, and a
+    Code looks classes up by ``type(module).__name__`` and ``str(type(module))``. transformers keeps by it which outputs a model records, and a
     model that is a unit would silently record none: no hidden states, no auxiliary loss of its experts.
     """
     sharded.__module__, sharded.__qualname__ = original.__module__, original.__qualname__
+    sharded.__name__ = original.__name__
 
 
 def _move(params: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:

@@ -149,7 +149,7 @@ class _Rehearsal:
         with (
             quiet_machine(),
             put_back(self._tree),
-            FakeModel(self._tree, mode, None) as fake,
+            FakeModel(self._tree, mode, None, keeps_aliases=True) as fake,
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # of torch, on what the findings say better

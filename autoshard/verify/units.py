@@ -113,6 +113,8 @@ def _obstacles(param: ParamInfo, plan: Decisions) -> Iterator[tuple[str, str]]:
         yield "AS212", f"a {param.dtype} gradient cannot be reduced in {plan.precision.reduce}"
     if "dtensor" in param.traits:
         yield "AS213", "it is a DTensor already"
+    if "read-by-alias" in param.traits and param.requires_grad:
+        yield "AS221", f"the step reads it through {param.kept_in[0]}, which stays the old whole tensor"
     if "sparse-grad" in param.traits:
         yield "AS214", "a sparse gradient cannot be reduced"
 

@@ -19,6 +19,10 @@ LARGE_WASTE_BYTES = 2**20
 """Padding of one parameter that is worth a note."""
 
 
+SHOWN_PLACES = 3
+"""Places of second references that a finding names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamRule:
     """One rule about a parameter.
@@ -93,6 +97,33 @@ def _updated_sharded(param: ParamInfo, facts: Facts) -> str | None:
     )
 
 
+def _read_by_alias(param: ParamInfo, facts: Facts) -> str | None:
+    if "read-by-alias" not in param.traits or is_replicated(param) or not param.requires_grad:
+        return None
+    return (
+        f"the step reads it through {param.kept_in[0]}, not as the attribute of the module that registers it; once "
+        "sharded, that is the old whole tensor, which is never trained"
+    )
+
+
+def _frozen_alias(param: ParamInfo, facts: Facts) -> str | None:
+    if "read-by-alias" not in param.traits or is_replicated(param) or param.requires_grad:
+        return None
+    return (
+        f"the step reads it through {param.kept_in[0]}: each rank keeps it whole beside its shard, and a later change "
+        "of its values (a state dict) does not reach that copy"
+    )
+
+
+def _kept_elsewhere(param: ParamInfo, facts: Facts) -> str | None:
+    if not param.kept_in or "read-by-alias" in param.traits or is_replicated(param):
+        return None
+    return (
+        f"it is also kept in {', '.join(param.kept_in[:SHOWN_PLACES])}; apply_plan puts the sharded parameter there "
+        "where it can, else that stays the old whole tensor"
+    )
+
+
 def _outside_root(param: ParamInfo, facts: Facts) -> str | None:
     for stack in param.readers:
         if "" not in stack and stack[0] != LOSS:
@@ -148,6 +179,24 @@ PARAM_RULES = (
         severity="warning",
         reason=_written,
         remedy="move the update out of forward, to after the optimizer step",
+    ),
+    ParamRule(
+        code="AS221",
+        severity="error",
+        reason=_read_by_alias,
+        remedy="read the parameter as an attribute of the module that registers it, at the moment of use",
+    ),
+    ParamRule(
+        code="AS221",
+        severity="warning",
+        reason=_frozen_alias,
+        remedy="nothing if its values stay; else read it as an attribute of the module that registers it",
+    ),
+    ParamRule(
+        code="AS221",
+        severity="note",
+        reason=_kept_elsewhere,
+        remedy="nothing; an optimizer is best made from model.parameters() after apply_plan",
     ),
     ParamRule(code="AS240", severity="note", reason=_updated_sharded, remedy="nothing"),
 )  # fmt: skip
