@@ -133,23 +133,29 @@ def _parts(value: Any) -> Iterator[tuple[Any, str, Slot | None]]:
         yield value.__func__, "", None
     elif isinstance(value, types.FunctionType):
         yield from _function_parts(value)
-    elif not type(value).__module__.split(".")[0] in _CLOSED:
+    elif type(value).__module__.split(".")[0] not in _CLOSED:
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             for name, part in list(attributes.items()):
                 yield part, f".{name}", _item(attributes, name)
         for name in _slots(type(value)):
             if hasattr(value, name):
-                yield getattr(value, name), f".{name}", Slot(
-                    functools.partial(getattr, value, name), functools.partial(setattr, value, name)
+                yield (
+                    getattr(value, name),
+                    f".{name}",
+                    Slot(functools.partial(getattr, value, name), functools.partial(setattr, value, name)),
                 )
 
 
 def _function_parts(function: types.FunctionType) -> Iterator[tuple[Any, str, Slot | None]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield cell.cell_contents, f".{name}", Slot(
-                functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents")
+            yield (
+                cell.cell_contents,
+                f".{name}",
+                Slot(
+                    functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents")
+                ),
             )
         except ValueError:  # nothing is in it yet
             continue

@@ -173,7 +173,7 @@ class FakeModel:
         for name, param in list(module._parameters.items()):
             if param is not None:
                 self._entries.append((module._parameters, name, param))
-                twin = self._twins[id(param)]
+                twin: Any = self._twins[id(param)]
                 if follows:
                     setattr(module, name, twin)
                 else:

@@ -15,6 +15,7 @@ from torch import nn
 
 from autoshard.capture.inputs import Pair, input_infos, read_pairs
 from autoshard.capture.paths import united_spans
+from autoshard.capture.probe import BY_CHANCE, Uncertain, uncertain
 from autoshard.capture.step import Traced, trace_step
 from autoshard.capture.structure import repeat_classes
 from autoshard.capture.tree import (
@@ -78,16 +79,31 @@ def capture(
     if dtype is None and COMPUTE_DTYPES[compute_dtype] is not None and len(traced) > 1:
         # A later pair needed the stored dtypes: all pairs are traced alike.
         traced = [_trace(model, tree, pair, loss, entry, None, device_kind, [])[0] for pair in pairs]
+    doubts = [
+        uncertain(
+            model,
+            tree,
+            pair,
+            one.way,
+            one.asked,
+            len(one.region.forward),
+            entry=entry,
+            dtype=dtype,
+            device_kind=device_kind,
+        )
+        for pair, one in zip(pairs, traced, strict=True)
+    ]
     diagnostics += _assumptions(traced)
     diagnostics += _paths(traced, tree)
+    diagnostics += _chances(traced, doubts)
     return ModelGraph(
         frontend="trace",
         entry=entry,
         loss=traced[0].loss,
         compute_dtype="float32" if dtype is None else compute_dtype,
         inputs=input_infos(pairs[0]),
-        modules=_modules(tree, traced),
-        params=_params(tree, traced),
+        modules=_modules(tree, traced, doubts),
+        params=_params(tree, traced, doubts),
         buffers=buffer_infos(tree),
         regions=(_united(traced, tree),),
         diagnostics=tuple(diagnostics),
@@ -244,12 +260,32 @@ def _united(traced: list[Traced], tree: ModuleTree) -> Region:
     return replace(region, storages=(*region.storages, *extra))
 
 
-def _modules(tree: ModuleTree, traced: list[Traced]) -> tuple[ModuleNode, ...]:
+def _chances(traced: list[Traced], doubts: list[Uncertain]) -> list[Diagnostic]:
+    """A note where Python or numpy draws random numbers and none that were tried changed what runs."""
+    if not any(one.draws_in_python for one in traced) or any(
+        BY_CHANCE in traits for one in doubts for traits in one.modules.values()
+    ):
+        return []
+    return [
+        Diagnostic(
+            code="AS106",
+            severity="note",
+            where="(root)",
+            message="the forward draws random numbers of Python or numpy; no others that were tried changed what runs",
+            remedy="nothing, unless a rare draw skips modules: then seed all ranks alike for it",
+        )
+    ]
+
+
+def _modules(tree: ModuleTree, traced: list[Traced], doubts: list[Uncertain]) -> tuple[ModuleNode, ...]:
     traits: dict[str, set[str]] = {
         fqn: set().union(*(one.traits.get(fqn, ()) for one in traced)) for fqn in tree.modules
     }
     for fqn in _conditional(traced):
         traits[fqn].add("conditional")
+    for doubt in doubts:
+        for fqn, found in doubt.modules.items():
+            traits[fqn] |= found
     num_calls = {fqn: max(one.num_calls.get(fqn, 0) for one in traced) for fqn in tree.modules}
     return module_nodes(tree, num_calls, traits)
 
@@ -283,7 +319,9 @@ def module_nodes(
     )
 
 
-def _params(tree: ModuleTree, traced: list[Traced]) -> tuple[ParamInfo, ...]:
+def _params(tree: ModuleTree, traced: list[Traced], doubts: list[Uncertain]) -> tuple[ParamInfo, ...]:
+    everywhere = frozenset(traced[0].trained).intersection(*(one.trained for one in traced))
+    somewhere = frozenset().union(*(one.trained for one in traced)) - everywhere
     return param_infos(
         tree,
         readers={
@@ -294,6 +332,7 @@ def _params(tree: ModuleTree, traced: list[Traced]) -> tuple[ParamInfo, ...]:
         traits={
             "sparse-grad": frozenset().union(*(one.sparse for one in traced)),
             "written-in-forward": frozenset().union(*(one.written for one in traced)),
+            "conditional": somewhere.union(*(doubt.params for doubt in doubts)),
             "read-by-alias": frozenset().union(*(one.read_by_alias for one in traced)),
         },
         kept_in={
@@ -334,9 +373,14 @@ def param_infos(
         "dtensor": {key for key, entry in tree.params.items() if is_dtensor(entry.param)},
         "complex": {key for key, entry in tree.params.items() if entry.param.is_complex()},
         "sparse-grad": _sparse_tables(tree),
+        "grad-hook": {key for key, entry in tree.params.items() if entry.param._backward_hooks},
+        "accumulated-hook": {
+            key for key, entry in tree.params.items() if getattr(entry.param, "_post_accumulate_grad_hooks", None)
+        },
         "shares-storage": {key for keys in storages.values() if len(keys) > 1 for key in keys},
         "written-in-forward": set(),
         "read-by-alias": set(),
+        "conditional": set(),
     }
     for trait, keys in (traits or {}).items():
         found[trait] |= keys

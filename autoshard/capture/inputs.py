@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autoshard.capture.answers import Origin
 from autoshard.capture.containers import map_tensors, named_tensors
 from autoshard.capture.fake import fake_tensor
 from autoshard.capture.tree import dtype_name
@@ -76,7 +77,7 @@ def fake_pair(
             if tensor.requires_grad:
                 twin.requires_grad_()
             if may_keep(tensor) and tensor.device.type == "cpu":
-                values.set(twin, tensor.detach().clone())
+                values.set(twin, tensor.detach().clone(), Origin.INPUTS)
         return twin
 
     args, kwargs = map_tensors(pair, fake)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from autoshard.capture.answers import Origin
 from autoshard.capture.fake import CPU
 from autoshard.capture.flops import formula_of
-from autoshard.capture.values import COMPARISONS, DATA_DEPENDENT, MASKED, Values, is_masked
+from autoshard.capture.values import COINS, COMPARISONS, DATA_DEPENDENT, DRAWS, MASKED, Values, is_masked
 
 aten = torch.ops.aten
 
@@ -138,10 +139,11 @@ def _execute(
     values: Values,
     module: str,
 ) -> Any:
-    known = values.evaluate(func, args, kwargs) if values.may_know(func, tensors) else None
+    is_drawn = facts.name in COINS  # never from known values: what a coin shows is an answer
+    known = values.evaluate(func, args, kwargs) if not is_drawn and values.may_know(func, tensors) else None
     if func in DATA_DEPENDENT:
-        if known is None:
-            return values.concretised(func, args, kwargs, module)
+        if known is None or values.is_otherwise(tensors):
+            return values.concretised(func, args, kwargs, module, values.origin(tensors) if known is not None else None)
         out = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda value: args[0].new_empty(tuple(value.shape), dtype=value.dtype), known
         )
@@ -153,11 +155,12 @@ def _execute(
     else:
         out = func(*args, **kwargs)
     if known is not None:
-        values.keep(out, known)
+        drawn = Origin.CHANCE if facts.name in DRAWS else Origin.SAME
+        values.keep(out, known, values.origin(tensors) | drawn)
     else:
         for tensor in facts.written(args, kwargs) if facts.writes else ():
             values.forget(tensor)
-        values.keep_assumed_results(func, out)
+        values.keep_assumed_results(func, args, kwargs, out)
     return out
 
 

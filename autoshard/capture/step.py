@@ -4,10 +4,6 @@ The model keeps its own mode: what the user has put into evaluation mode stays t
 outputs are let go after the loss, as trainers do, so that only what autograd saved lives on.
 """
 
-import gc
-import logging
-import random
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoshard.capture.answers import Origin
 from autoshard.capture.attention import TargetFunctions
 from autoshard.capture.fake import FakeMode, FakeModel
 from autoshard.capture.gpu_only import CODE, remedy_without_gpu
@@ -25,6 +22,8 @@ from autoshard.capture.inputs import Pair, fake_pair
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
 from autoshard.capture.ops import DtypeClash
+from autoshard.capture.probe import Way, watching_python
+from autoshard.capture.quiet import quiet_machine
 from autoshard.capture.spans import FAILED, ModuleStack, Span
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.tracer import Tracer
@@ -32,11 +31,6 @@ from autoshard.capture.tree import ModuleTree
 from autoshard.capture.values import Values, may_keep
 from autoshard.errors import AutoshardError, CaptureError
 from autoshard.ir import ModuleSpan, OpNode, Region, StorageInfo
-
-_TORCH_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-
-SEED = 0
-"""Random choices that the model makes in Python are the same in every trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +49,9 @@ class Traced:
         read_by_alias: by parameter that the step read through a second reference, where that is kept.
         traits: traits that showed, by module.
         assumed: (module, op, assumption) of the data-dependent ops.
+        way: the modules that ran and the parameters that were read.
+        asked: whose answers, which another rank may get otherwise, the forward asked for.
+        draws_in_python: it drew Python's or numpy's global random numbers.
     """
 
     region: Region
@@ -68,6 +65,9 @@ class Traced:
     read_by_alias: dict[str, str]
     traits: dict[str, frozenset[str]]
     assumed: tuple[tuple[str, str, str], ...]
+    way: Way
+    asked: Origin
+    draws_in_python: bool
 
 
 def trace_step(
@@ -118,6 +118,7 @@ def trace_step(
             torch.enable_grad(),
             as_in_training(),
             torch.compiler.set_stance("force_eager"),
+            watching_python(values.answers),
             stack.watching(),
             mode,
             TargetFunctions(device_kind),
@@ -140,6 +141,9 @@ def trace_step(
             read_by_alias=tracer.read_by_alias,
             traits=_traits(stack, tracer),
             assumed=tuple(values.assumed),
+            way=Way(tuple(span.module for span in stack.spans), frozenset(tracer.readers)),
+            asked=values.answers.asked,
+            draws_in_python=values.answers.draws_in_python,
         )
         del grads
         for param in fake.params.values():
@@ -163,35 +167,6 @@ def _run(
     scalar.backward()
     log.keep(scalar)
     return how
-
-
-@contextmanager
-def quiet_machine() -> Iterator[None]:
-    """Random states as before, no garbage collection at moments that nobody chose, and no words of torch's own.
-
-    torch logs the traceback of each op that fails on fake tensors; what failed is told by ``CaptureError``.
-    """
-    states: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (random.setstate, random.getstate()),
-    ]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states.append((numpy.random.set_state, numpy.random.get_state()))
-        numpy.random.seed(SEED)
-    random.seed(SEED)
-    torch.default_generator.manual_seed(SEED)
-    was_enabled = gc.isenabled()
-    gc.disable()
-    was_disabled, _TORCH_LOG.disabled = _TORCH_LOG.disabled, True
-    try:
-        yield
-    finally:
-        for restore, state in states:
-            restore(state)
-        _TORCH_LOG.disabled = was_disabled
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from autoshard.capture.attention import TargetFunctions
 from autoshard.capture.fake import FakeMode, FakeModel
 from autoshard.capture.inputs import fake_pair
 from autoshard.capture.libraries import as_in_training
+from autoshard.capture.quiet import quiet_machine
 from autoshard.capture.spans import ModuleStack
-from autoshard.capture.step import quiet_machine
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.tracer import Tracer
 from autoshard.capture.tree import ModuleTree

@@ -4,18 +4,22 @@ Small integer and bool tensors that come from the example inputs keep their real
 such tensors is run on the values too: ``ids == image_token``, ``mask.all()`` and ``sizes.tolist()`` are then exact.
 Where no value is known, a data-dependent op is *concretised* by an assumption, which is noted: every element is
 selected, a bool is true, a number is 1. A single random number (a coin, as for dropping whole layers) is 0.5, and
-nothing is NaN or infinite.
+nothing is NaN or infinite. Of each known value it is kept whether another rank may have another one there: because it
+was drawn, or because it stands in the inputs.
 """
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from autoshard.capture.answers import MANY, Answers, Origin
 
 aten = torch.ops.aten
 
@@ -32,6 +36,14 @@ FACTORIES = {
 SIZED = {aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format}
 """Factories whose first argument is the shape: what is too large to keep is not made."""
 COINS = {"rand", "rand_like", "uniform_", "uniform"}
+DRAWS = COINS | {
+    "bernoulli", "bernoulli_", "exponential_", "geometric_", "multinomial", "normal", "normal_", "poisson", "randint",
+    "randint_like", "randn", "randn_like", "random_", "randperm",
+}  # fmt: skip
+"""Ops that draw random numbers."""
+DRAWN = {"randint", "randperm"}
+"""Those whose numbers are drawn indeed, where they are few."""
+MAX_DRAWN = 4096
 NEVER_TRUE = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
 
 
@@ -53,18 +65,21 @@ class Values:
     """The known values of fake tensors.
 
     Attributes:
+        answers: what is answered where no value is known.
         assumed: (module, op, what was assumed) for each concretised op, once.
     """
 
-    def __init__(self) -> None:
-        self._values: dict[int, tuple[weakref.ref, torch.Tensor]] = {}
+    def __init__(self, answers: Answers | None = None) -> None:
+        self.answers = Answers() if answers is None else answers
+        self._values: dict[int, tuple[weakref.ref, torch.Tensor, Origin]] = {}
         self._by_storage: dict[int, set[int]] = {}
+        self._num_asked: Counter[str] = Counter()
         self.assumed: dict[tuple[str, str, str], None] = {}
 
-    def set(self, fake: torch.Tensor, value: torch.Tensor) -> None:
-        """Remember the value of a fake tensor."""
+    def set(self, fake: torch.Tensor, value: torch.Tensor, origin: Origin = Origin.SAME) -> None:
+        """Remember the value of a fake tensor, and where it comes from."""
         number, cdata = id(fake), fake.untyped_storage()._cdata
-        self._values[number] = (weakref.ref(fake, lambda _: self._forget_one(number, cdata)), value)
+        self._values[number] = (weakref.ref(fake, lambda _: self._forget_one(number, cdata)), value, origin)
         self._by_storage.setdefault(cdata, set()).add(number)
 
     def get(self, fake: torch.Tensor) -> torch.Tensor | None:
@@ -73,6 +88,15 @@ class Values:
         if entry is not None and entry[0]() is fake:
             return entry[1]
         return fake.constant if isinstance(fake, FakeTensor) else None
+
+    def origin(self, tensors: Iterable[torch.Tensor]) -> Origin:
+        """Where the values of tensors come from."""
+        found = Origin.SAME
+        for tensor in tensors:
+            entry = self._values.get(id(tensor))
+            if entry is not None:
+                found |= entry[2]
+        return found
 
     def forget(self, fake: torch.Tensor) -> None:
         """An op with an unknown result has written to the memory of this tensor."""
@@ -115,21 +139,26 @@ class Values:
             return None
         return result if all(_is_small(leaf) for leaf in tree_leaves(result)) else None
 
-    def keep(self, fakes: Any, values: Any) -> None:
-        """Remember the values of an op's results."""
+    def keep(self, fakes: Any, values: Any, origin: Origin = Origin.SAME) -> None:
+        """Remember the values of an op's results, and where they come from."""
         fakes, values = tree_leaves(fakes), tree_leaves(values)
         if len(fakes) == len(values):
             for fake, value in zip(fakes, values, strict=True):
                 if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor) and fake.shape == value.shape:
-                    self.set(fake, value)
+                    self.set(fake, value, origin)
 
-    def keep_assumed_results(self, func: torch._ops.OpOverload, out: Any) -> None:
-        """Give coins the value 0.5, and say of everything that it is finite."""
+    def keep_assumed_results(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """Give coins their value, draw small whole numbers, and say of everything that it is finite."""
         if not isinstance(out, FakeTensor):
             return
         with _disable_current_modes():
             if func._opname in COINS and out.numel() == 1:
-                self.set(out, torch.full(tuple(out.shape), 0.5, dtype=out.dtype))
+                low, high = args[1:3] if func._opname == "uniform_" and len(args) > 2 else (0.0, 1.0)
+                coin = low + (high - low) * self.answers.coin
+                self.set(out, torch.full(tuple(out.shape), coin, dtype=out.dtype), Origin.CHANCE)
+            elif func._opname in DRAWN and out.numel() <= MAX_DRAWN:
+                given = {**kwargs, "device": torch.device("cpu"), "pin_memory": None}
+                self.set(out, func(*args, **given), Origin.CHANCE)
             elif func in NEVER_TRUE:
                 self.set(out, torch.zeros((), dtype=torch.bool).expand(tuple(out.shape)))
 
@@ -138,12 +167,20 @@ class Values:
         value = self.get(fake)
         if value is not None:
             with _disable_current_modes():
-                return value.item()
+                known = value.item()
+            origin = self.origin((fake,))
+            return known if isinstance(known, complex) else self._told(known, origin)
+        self._num_asked[module] += 1
         if fake.dtype is torch.bool:
             self._note(module, "_local_scalar_dense", "a bool that depends on activations is true")
-            return True
+            return self._told(self._num_asked[module] <= MANY or self._num_asked[module] % 2 == 0, Origin.DATA)
         self._note(module, "_local_scalar_dense", "a number that depends on activations is 1")
-        return 1.0 if fake.is_floating_point() else 1
+        return self._told(1.0 if fake.is_floating_point() else 1, Origin.DATA)
+
+    def _told(self, usual: bool | float, origin: Origin) -> bool | int | float:
+        if isinstance(usual, bool):
+            return self.answers.boolean(usual, origin)
+        return self.answers.number(usual, origin)
 
     def agree(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], module: str) -> bool:
         """The answer of an op that compares whole tensors, assumed if the values are not known."""
@@ -151,11 +188,27 @@ class Values:
         known = self.evaluate(func, args, kwargs) if self.may_know(func, tensors) else None
         if known is None:
             self._note(module, func._opname, "the tensors are equal")
-            return True
-        return bool(known)
+            return self.answers.boolean(True, Origin.DATA)
+        return self.answers.boolean(bool(known), self.origin(tensors))
 
-    def concretised(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], module: str) -> Any:
-        """Fake outputs of a data-dependent op without known values: as if it selected every element."""
+    def is_otherwise(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """What is known of these tensors is asked for, and another answer than the known one is wanted."""
+        origin = self.origin(tensors)
+        self.answers.asked |= origin
+        return bool(origin & self.answers.origin) and self.answers.way != "usual"
+
+    def concretised(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple,
+        kwargs: dict[str, Any],
+        module: str,
+        origin: Origin | None = None,
+    ) -> Any:
+        """Fake outputs of a data-dependent op without known values: as if it selected every element.
+
+        With ``origin`` its values are known, but others from there are wanted.
+        """
         given = args[0]
         count, long = max(1, given.numel()) if given.numel() else 0, torch.long
         name = func._opname
@@ -166,6 +219,7 @@ class Values:
             dtype = long if weights is None else torch.promote_types(weights.dtype, torch.float32)
             return given.new_empty((size,), dtype=dtype)
         self._note(module, name, f"it selects all {count} elements")
+        count = self.answers.selected(count, Origin.DATA if origin is None else origin)
         if name == "nonzero":
             return given.new_empty((count, given.dim()), dtype=long)
         if name == "masked_select":
@@ -199,9 +253,11 @@ class Values:
             if value is None:
                 count = index.numel()
                 self._note(module, "index", f"a mask selects all {count} elements")
+                count = self.answers.selected(count)
             else:
                 with _disable_current_modes():
                     count = int(value.count_nonzero())
+                count = self.answers.selected(count, self.origin((index,)))
             indices += [index.new_empty((count,), dtype=torch.long) for _ in range(index.dim())]
         return (args[0], indices, *args[2:])
 

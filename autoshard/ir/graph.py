@@ -52,7 +52,9 @@ class ModuleNode:
         repeat_class: digest of its structure (class, shapes, dtypes, requires_grad, scalar attributes, children);
             equal digests are isomorphic modules.
         traits: facts that rules ask for: ``script``, ``lazy``, ``batch-statistics``, ``dropout``, ``multihead``,
-            ``checkpointed`` (recomputes by itself), ``conditional`` (only some of the example inputs run it), sorted.
+            ``checkpointed`` (recomputes by itself), ``conditional`` (only some of the example inputs run it),
+            ``by-chance`` and ``by-value`` (other random numbers or other data change how often or in which order it
+            runs), sorted.
     """
 
     fqn: str
@@ -85,7 +87,9 @@ class ParamInfo:
             consumed it; ``(LOSS,)`` for the code after the root's forward; empty if nothing reads it.
         gets_grad: the step produced a gradient for it.
         traits: facts that rules ask for: ``dtensor``, ``sparse-grad``, ``complex``, ``shares-storage``,
-            ``written-in-forward``, ``read-by-alias`` (the step reads it through a second reference), sorted.
+            ``written-in-forward``, ``read-by-alias`` (the step reads it through a second reference), ``conditional``
+            (only some inputs, random numbers or data read it), ``grad-hook`` and ``accumulated-hook`` (hooks were set
+            on it), sorted.
         kept_in: places outside the module tree that keep a second reference to it or to its memory, and that do not
             follow when the registered parameter is replaced; the one that the step reads comes first.
     """

@@ -76,8 +76,9 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
 def _keep_type_name(sharded: type, original: type) -> None:
     """Let the class that ``fully_shard`` gives to a module print as the module's own class does.
 
-    Code looks classes up by ``type(module).__name__`` and ``str(type(module))``. transformers keeps by it which outputs a model records, and a
-    model that is a unit would silently record none: no hidden states, no auxiliary loss of its experts.
+    Code looks classes up by ``type(module).__name__`` and ``str(type(module))``. transformers keeps by the latter which
+    outputs a model records, and a model that is a unit would silently record none: no hidden states, no auxiliary loss
+    of its experts.
     """
     sharded.__module__, sharded.__qualname__ = original.__module__, original.__qualname__
     sharded.__name__ = original.__name__

@@ -25,8 +25,9 @@ from autoshard.capture.graph import read_tree
 from autoshard.capture.inputs import Pair, fake_pair, read_pairs
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
+from autoshard.capture.quiet import quiet_machine
 from autoshard.capture.spans import FAILED, ModuleStack
-from autoshard.capture.step import quiet_machine, trace_step
+from autoshard.capture.step import trace_step
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.tree import ModuleTree, dtype_name, is_dtensor
 from autoshard.capture.values import Values, may_keep

@@ -277,13 +277,25 @@ class TestOutputs:
 
 
 class TestOnDemand:
-    def test_experts_of_which_some_ran(self) -> None:
-        experts = [mod("", mod("up", w=(2,))) for _ in range(4)]
-        experts[2].called = False
-        space = space_of(mod("", mod("moe", mod("router", w=(2,)), stack("experts", *experts))))
-        assert atoms(space) == ["moe.router", "moe", ""]
+    @pytest.mark.parametrize("trait", ["by-chance", "by-value"])
+    def test_a_module_that_other_answers_make_run_otherwise(self, trait: str) -> None:
+        layers = stack("layers", mod("", mod("up", w=(2,)), traits=(trait,)), mod("", w=(3,)))
+        space = space_of(mod("", layers, mod("head", w=(2,))))
+        assert atoms(space) == ["layers.1", "head", ""]
         assert space.reduce_unused
-        assert only(space, "AS218").severity == "warning"
+        assert (only(space, "AS218").where, only(space, "AS218").severity) == ("layers.0", "warning")
+
+    def test_a_parameter_that_only_some_data_reads(self) -> None:
+        space = space_of(mod("", mod("a", w=Par(shape=(2,), traits=("conditional",)))))
+        assert atoms(space) == ["a", ""]
+        assert space.reduce_unused
+
+    def test_elements_of_a_list_that_are_to_spare_are_atoms(self) -> None:
+        layers = [mod("", mod("up", w=(2,))) for _ in range(3)]
+        layers[2].called = False
+        space = space_of(mod("", stack("layers", *layers)))
+        assert {"layers.0", "layers.1", "layers.2"} <= set(atoms(space))
+        assert not space.reduce_unused
 
     def test_named_children_of_which_one_is_unused_are_atoms(self) -> None:
         space = space_of(mod("", mod("a", w=(2,)), mod("b", w=(2,), called=False)))

@@ -124,6 +124,18 @@ def _kept_elsewhere(param: ParamInfo, facts: Facts) -> str | None:
     )
 
 
+def _grad_hook(param: ParamInfo, facts: Facts) -> str | None:
+    if "grad-hook" not in param.traits or is_replicated(param):
+        return None
+    return "a gradient hook was set on it; it will run on the whole gradient of each rank, before the reduction"
+
+
+def _accumulated_hook(param: ParamInfo, facts: Facts) -> str | None:
+    if "accumulated-hook" not in param.traits or is_replicated(param):
+        return None
+    return "a post-accumulate hook was set on it; it will run on the shard, after the reduction"
+
+
 def _outside_root(param: ParamInfo, facts: Facts) -> str | None:
     for stack in param.readers:
         if "" not in stack and stack[0] != LOSS:
@@ -197,6 +209,13 @@ PARAM_RULES = (
         severity="note",
         reason=_kept_elsewhere,
         remedy="nothing; an optimizer is best made from model.parameters() after apply_plan",
+    ),
+    ParamRule(code="AS224", severity="note", reason=_grad_hook, remedy="nothing"),
+    ParamRule(
+        code="AS224",
+        severity="warning",
+        reason=_accumulated_hook,
+        remedy="nothing if it works element by element; set it after apply_plan if it holds on to the old parameter",
     ),
     ParamRule(code="AS240", severity="note", reason=_updated_sharded, remedy="nothing"),
 )  # fmt: skip
