@@ -56,7 +56,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], list[Any], Callable[[], Any], d
     "out_proj of attention": (faulty.Attention, units("attend.out_proj"), sequences, {}, "AS402", "out_proj"),
     "empty parameter": (faulty.Empty, units("linear"), rows, {}, "AS402", "nothing"),
     "view changed in place": (faulty.InPlace, units("enter", "linear"), sequences, {}, "AS403", "view"),
-    "alias of a parameter": (faulty.Alias, units("linear"), rows, {}, "AS405", "alias"),
+    "alias of a parameter": (faulty.Alias, units("linear"), rows, {}, "AS402", "scale"),
     "forward called directly": (faulty.DirectCall, units("first", "second"), rows, {}, "AS402", "unit second"),
     "last of a list is dropped": (faulty.LeftOver, units(("first", "second")), rows, {}, "AS403", "second, which"),
     "dtypes clash": (faulty.TableBefore, units("enter"), rows, {"precision": BF16}, "AS402", "dtype"),
