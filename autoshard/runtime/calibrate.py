@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -58,7 +59,7 @@ ON_CPU = Workload(
     copies=(64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB),
     kernels=(50, 100),
     messages=(4 * KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB),
-    units=(2, 6, 12),
+    units=(2, 8, 20),
     repeats=15,
 )
 ON_CUDA = Workload(
@@ -146,6 +147,9 @@ def _cpu_name() -> str:
     return named[0] if named else platform.machine()
 
 
+_Name = TypeVar("_Name")
+
+
 class _Timer:
     """Lower quartiles of repeats, all ranks starting together."""
 
@@ -154,15 +158,24 @@ class _Timer:
 
     def __call__(self, run: Callable[[], object], group: dist.ProcessGroup | None = None) -> int:
         """Nanoseconds of a call, the mean over the group's ranks."""
-        once = self._on_device if self.device.type == "cuda" else self._on_host
         run()
-        times = []
+        return self.by_turns({(): run}, group)[()]
+
+    def by_turns(
+        self, runs: dict[_Name, Callable[[], object]], group: dist.ProcessGroup | None = None
+    ) -> dict[_Name, int]:
+        """Nanoseconds of each of several calls that take turns."""
+        once = self._on_device if self.device.type == "cuda" else self._on_host
+        times: dict[_Name, list[int]] = {name: [] for name in runs}
         for _ in range(self.repeats):
-            dist.barrier(group)
-            times.append(once(run))
-        mine = torch.tensor(float(statistics.quantiles(times, n=4)[0]), dtype=torch.float64, device=self.device)
+            for name, run in runs.items():
+                dist.barrier(group)
+                times[name].append(once(run))
+        quartiles = [float(statistics.quantiles(of, n=4)[0]) for of in times.values()]
+        mine = torch.tensor(quartiles, dtype=torch.float64, device=self.device)
         dist.all_reduce(mine, group=group)
-        return max(1, round(mine.item() / dist.get_world_size(group)))
+        means = (mine / dist.get_world_size(group)).tolist()
+        return {name: max(1, round(mean)) for name, mean in zip(runs, means, strict=True)}
 
     def _on_host(self, run: Callable[[], object]) -> int:
         start = time.perf_counter_ns()
@@ -276,8 +289,13 @@ def _collectives(timer: _Timer, workload: Workload) -> Iterator[Sample]:
 
 
 def _units(timer: _Timer, workload: Workload) -> Iterator[Sample]:
-    """Steps of models of tiny layers: unsharded, each layer a unit that is kept, each layer a unit that reshards."""
+    """Steps of models of tiny layers: unsharded, each layer a unit that is kept, each layer a unit that reshards.
+
+    What counts is how they differ, so they take turns.
+    """
     mesh = init_device_mesh(timer.device.type, (dist.get_world_size(),))
+    given = torch.ones(2, 16, device=timer.device)
+    runs: dict[tuple[str, int], Callable[[], object]] = {}
     for how in ("plain", "kept", "resharded"):
         for count in workload.units:
             layers = [nn.Linear(16, 16, bias=False) for _ in range(count + 1)]
@@ -286,11 +304,8 @@ def _units(timer: _Timer, workload: Workload) -> Iterator[Sample]:
                 for layer in layers[:-1]:
                     fully_shard(layer, mesh=mesh, reshard_after_forward=how == "resharded")
                 fully_shard(model, mesh=mesh, reshard_after_forward=False)
-            given = torch.ones(2, 16, device=timer.device)
-
-            def run(model: nn.Module = model, given: torch.Tensor = given) -> None:
-                model(given).sum().backward()
-
-            for _ in range(2):  # the first step prepares FSDP2's groups and streams
-                run()
-            yield Sample(figure=f"units {how}", work=count, ns=timer(run))
+            runs[how, count] = lambda model=model: model(given).sum().backward()  # type: ignore[misc]
+    for run in (*runs.values(), *runs.values()):  # the first step prepares FSDP2's groups and streams
+        run()
+    for (how, count), ns in timer.by_turns(runs).items():
+        yield Sample(figure=f"units {how}", work=count, ns=ns)
