@@ -198,7 +198,7 @@ def _per_unit(
     A step of a unit that is kept has one all-gather and one reduce-scatter, one that is resharded an all-gather more.
     """
     for figure in ("units plain", "units kept", "units resharded"):
-        lines[figure] = fit_line(figure, _of(samples, figure))
+        lines[figure] = fit_line(figure, _of(samples, figure), may_be_flat=True)
     plain, kept, resharded = (lines[f"units {how}"].ns_per_work for how in ("plain", "kept", "resharded"))
     start = {
         collective: way.start_ns + way.hop_ns * (machine.num_devices - 1)

@@ -36,7 +36,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start_ns: time without work, not less than 0.
-        ns_per_work: time of one unit of work, more than 0.
+        ns_per_work: time of one unit of work.
         fit: how well it describes the timings.
     """
 
@@ -50,8 +50,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, int(NS_PER_SECOND / self.ns_per_work))
 
 
-def fit_line(name: str, samples: Sequence[Sample]) -> Line:
+def fit_line(name: str, samples: Sequence[Sample], *, may_be_flat: bool = False) -> Line:
     """Start and rate of timings of different work; a start that would be negative is 0.
+
+    Args:
+        name: for errors.
+        samples: the timings.
+        may_be_flat: work may take no time at all; timings that fall with the work say that it takes none.
 
     Raises:
         ValueError: there are no timings, or they do not grow with the work.
@@ -67,6 +72,9 @@ def fit_line(name: str, samples: Sequence[Sample]) -> Line:
     slope = (uu * sum(v) - uv * sum(u)) / determinant
     if start < 0:
         return fit_rate(name, samples)
+    if slope <= 0 and may_be_flat:
+        start = sum(u) / uu
+        return Line(start_ns=start, ns_per_work=0, fit=_errors(name, samples, start, 0))
     if slope <= 0:
         raise ValueError(f"{name}: the timings do not grow with the work")
     return Line(start_ns=start, ns_per_work=slope, fit=_errors(name, samples, start, slope))

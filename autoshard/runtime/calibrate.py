@@ -72,11 +72,11 @@ ON_CUDA = Workload(
     repeats=15,
 )
 QUICK = Workload(
-    products=(32, 96),
-    sequences=(16, 64),
-    copies=(64 * KIB, MIB),
+    products=(32, 256),
+    sequences=(16, 128),
+    copies=(64 * KIB, 4 * MIB),
     kernels=(10, 20),
-    messages=(4 * KIB, 256 * KIB, MIB),
+    messages=(4 * KIB, MIB, 8 * MIB),
     units=(1, 3),
     repeats=3,
 )

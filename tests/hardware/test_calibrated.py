@@ -148,6 +148,13 @@ def test_a_start_below_nothing_is_nothing() -> None:
     assert math.isclose(line.ns_per_work, (1 / 10 + 1 / 20 + 1 / 40) / (1 / 100 + 1 / 400 + 1 / 1600))
 
 
+def test_what_may_be_flat_takes_no_time_where_timings_fall() -> None:
+    samples = [Sample(figure="x", work=work, ns=ns) for work, ns in [(1, 120), (9, 100)]]
+    line = fit_line("x", samples, may_be_flat=True)
+    assert line.ns_per_work == 0
+    assert math.isclose(line.start_ns, (1 / 120 + 1 / 100) / (1 / 120**2 + 1 / 100**2))
+
+
 @pytest.mark.parametrize("points", [[(5, 10)], [(5, 10), (5, 12)], [(1, 10_000), (100, 10)]])
 def test_timings_without_a_rate_are_refused(points: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="x: "):

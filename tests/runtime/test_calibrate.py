@@ -31,11 +31,11 @@ def test_all_ranks_have_the_same_timings_of_all_figures() -> None:
         work.setdefault(figure, set()).add(amount)
         assert ns > 0
         assert ranks == (2 if figure in ("all-gather", "reduce-scatter", "all-reduce") else 1)
-    assert work["matmul float32"] == work["matmul bfloat16"] == {2 * 32**3, 2 * 96**3}
-    assert work["memory"] == {3 * 65536, 3 * 2**20}
+    assert work["matmul float32"] == work["matmul bfloat16"] == {2 * 32**3, 2 * 256**3}
+    assert work["memory"] == {3 * 65536, 3 * 2**22}
     # Half of the large buffer is sent, by an all-reduce twice.
-    assert work["all-gather"] == work["reduce-scatter"] == {2048, 131072, 2**19}
-    assert work["all-reduce"] == {4096, 262144, 2**20}
+    assert work["all-gather"] == work["reduce-scatter"] == {2048, 2**19, 2**22}
+    assert work["all-reduce"] == {4096, 2**20, 2**23}
     assert work["units plain"] == work["units kept"] == work["units resharded"] == {1, 3}
 
 
