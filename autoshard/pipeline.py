@@ -153,6 +153,7 @@ def plan_model_file(
     image_size: int | None = None,
     entry: str | None = None,
     frontend: str = "trace",
+    outline: bool = True,
     verify: str = "rules",
     attention: str | None = None,
     default_inputs: DefaultInputs = lambda model: None,
@@ -168,6 +169,7 @@ def plan_model_file(
         image_size: edge of an image for the file's ``example_inputs``.
         entry: the method that runs the step.
         frontend: ``trace`` or ``tree``.
+        outline: trace blocks that are alike once; the plan is the same.
         verify: ``rules`` or ``dry-run``.
         attention: ``sdpa`` to exchange calls of flash_attn by calls that keep the same tensors.
         default_inputs: asked for inputs where the file gives none; may answer ``None``.
@@ -196,6 +198,7 @@ def plan_model_file(
             entry="forward" if entry is None else entry,
             request=request,
             frontend=frontend,
+            outline=outline,
             verify=verify,
             progress=progress,
             assumed=assumed if attention is None else (SUBSTITUTED, *assumed),
@@ -210,6 +213,7 @@ def run_pipeline(
     entry: str,
     request: Request,
     frontend: str = "trace",
+    outline: bool = True,
     verify: str = "rules",
     progress: Progress = lambda stage: None,
     assumed: tuple[str, ...] = (),
@@ -225,7 +229,7 @@ def run_pipeline(
     question = resolve(request, find_accelerator())
 
     progress("capturing one training step")
-    graph = capture_step(model, inputs, loss, entry, question, frontend)
+    graph = capture_step(model, inputs, loss, entry, question, frontend, outline)
     answer = plan_graph(graph, question, named_methods(model, request.methods), progress)
     found = answer.found
     told = answer.told
@@ -418,6 +422,7 @@ def capture_step(
     entry: str,
     question: Question,
     frontend: str = "trace",
+    outline: bool = True,
 ) -> ModelGraph:
     """One training step of a model, captured for a question's device and precision, and checked.
 
@@ -443,6 +448,7 @@ def capture_step(
         "entry": entry,
         "compute_dtype": question.compute_dtype,
         "device_kind": question.profile.kind,
+        "outline": outline,
     }
     if isinstance(inputs, SizedInputs):
         return _checked(capture_far(inputs, lambda pairs: capture(model, pairs, **options)))

@@ -14,18 +14,19 @@ import torch
 from torch import nn
 
 from autoshard.capture.inputs import Pair, input_infos, read_pairs
+from autoshard.capture.nodes import module_nodes, param_infos
+from autoshard.capture.outline import Outlines
 from autoshard.capture.paths import united_spans
 from autoshard.capture.probe import BY_CHANCE, Uncertain, uncertain
+from autoshard.capture.refusals import NotAsOutlined, NotInOutline
 from autoshard.capture.step import Traced, trace_step
 from autoshard.capture.structure import repeat_classes
 from autoshard.capture.tree import (
     ModuleTree,
     buffer_infos,
     dtype_name,
-    has_forward,
     is_dtensor,
     is_lazy,
-    static_traits,
 )
 from autoshard.errors import CaptureError, Diagnostic, RequestError
 from autoshard.ir import CALLER, ModelGraph, ModuleNode, Moment, ParamInfo, Region, StorageInfo
@@ -45,6 +46,7 @@ def capture(
     entry: str = "forward",
     compute_dtype: str = "float32",
     device_kind: str = "cpu",
+    outline: bool = True,
 ) -> ModelGraph:
     """Run one training step of a model on fake tensors and describe it.
 
@@ -58,6 +60,7 @@ def capture(
         entry: name of the root's method that runs the step.
         compute_dtype: dtype of floating point parameters and inputs; ``float32`` means as stored.
         device_kind: kind of the device that the step is for, ``cuda`` or ``cpu``.
+        outline: trace blocks that are alike once; what comes out is the same.
 
     Raises:
         RequestError: an argument is not a question that can be asked.
@@ -70,15 +73,17 @@ def capture(
     tree = read_tree(model, entry)
     _require_whole_params(tree)
     pairs = read_pairs(inputs)
+    digests = repeat_classes(tree)
+    outlines = Outlines(tree, digests) if outline else None
     diagnostics: list[Diagnostic] = []
     traced = []
     dtype = COMPUTE_DTYPES[compute_dtype]
     for pair in pairs:
-        one, dtype = _trace(model, tree, pair, loss, entry, dtype, device_kind, diagnostics)
+        one, dtype = _trace(model, tree, pair, loss, entry, dtype, device_kind, diagnostics, outlines)
         traced.append(one)
     if dtype is None and COMPUTE_DTYPES[compute_dtype] is not None and len(traced) > 1:
         # A later pair needed the stored dtypes: all pairs are traced alike.
-        traced = [_trace(model, tree, pair, loss, entry, None, device_kind, [])[0] for pair in pairs]
+        traced = [_trace(model, tree, pair, loss, entry, None, device_kind, [], outlines)[0] for pair in pairs]
     doubts = [
         uncertain(
             model,
@@ -102,11 +107,12 @@ def capture(
         loss=traced[0].loss,
         compute_dtype="float32" if dtype is None else compute_dtype,
         inputs=input_infos(pairs[0]),
-        modules=_modules(tree, traced, doubts),
+        modules=_modules(tree, digests, traced, doubts),
         params=_params(tree, traced, doubts),
         buffers=buffer_infos(tree),
         regions=(_united(traced, tree),),
         diagnostics=tuple(diagnostics),
+        outlines=() if outlines is None else outlines.described(),
     )
 
 
@@ -166,15 +172,16 @@ def _trace(
     dtype: torch.dtype | None,
     device_kind: str,
     diagnostics: list[Diagnostic],
+    outlines: Outlines | None,
 ) -> tuple[Traced, torch.dtype | None]:
     """One step in ``dtype``, or in the stored dtypes if the model does not run in ``dtype``."""
-    options: dict[str, Any] = {"loss": loss, "entry": entry, "device_kind": device_kind}
+    options: dict[str, Any] = {"loss": loss, "entry": entry, "device_kind": device_kind, "outlines": outlines}
     try:
-        return trace_step(model, tree, pair, dtype=dtype, **options), dtype
+        return _step(model, tree, pair, dtype=dtype, **options), dtype
     except CaptureError as error:
         if dtype is None or not _is_about_dtypes(error.reason):
             raise
-        traced = trace_step(model, tree, pair, dtype=None, **options)
+        traced = _step(model, tree, pair, dtype=None, **options)
         why = str(error.__cause__)  # without the line in the user's file: no path belongs into a plan
         diagnostics.append(
             Diagnostic(
@@ -187,6 +194,24 @@ def _trace(
             )
         )
         return traced, None
+
+
+def _step(model: nn.Module, tree: ModuleTree, pair: Pair, *, outlines: Outlines | None, **options: Any) -> Traced:
+    """One step, its blocks replayed as far as they can be; what shows too late makes the trace begin again."""
+    if outlines is None:
+        return trace_step(model, tree, pair, **options)
+    while not outlines.off_reason:
+        try:
+            return trace_step(model, tree, pair, outlines=outlines, **options)
+        except NotAsOutlined as refusal:
+            outlines.refuse(refusal.digest, refusal.reason)
+        except NotInOutline as refusal:
+            outlines.refuse_holders(refusal.key)
+        except CaptureError:
+            if not outlines.replayed:
+                raise
+            outlines.turn_off("the step failed, and it may have been a replay that did")
+    return trace_step(model, tree, pair, **options)
 
 
 def _is_about_dtypes(reason: str) -> bool:
@@ -277,7 +302,9 @@ def _chances(traced: list[Traced], doubts: list[Uncertain]) -> list[Diagnostic]:
     ]
 
 
-def _modules(tree: ModuleTree, traced: list[Traced], doubts: list[Uncertain]) -> tuple[ModuleNode, ...]:
+def _modules(
+    tree: ModuleTree, digests: dict[str, str], traced: list[Traced], doubts: list[Uncertain]
+) -> tuple[ModuleNode, ...]:
     traits: dict[str, set[str]] = {
         fqn: set().union(*(one.traits.get(fqn, ()) for one in traced)) for fqn in tree.modules
     }
@@ -287,36 +314,7 @@ def _modules(tree: ModuleTree, traced: list[Traced], doubts: list[Uncertain]) ->
         for fqn, found in doubt.modules.items():
             traits[fqn] |= found
     num_calls = {fqn: max(one.num_calls.get(fqn, 0) for one in traced) for fqn in tree.modules}
-    return module_nodes(tree, num_calls, traits)
-
-
-def module_nodes(
-    tree: ModuleTree, num_calls: dict[str, int], traits: dict[str, set[str]] | None = None
-) -> tuple[ModuleNode, ...]:
-    """The modules as the IR lists them.
-
-    Args:
-        tree: the model's tree.
-        num_calls: hooked forwards by FQN.
-        traits: traits that a trace found, by FQN, beside those that the classes tell.
-    """
-    digests = repeat_classes(tree)
-    return tuple(
-        ModuleNode(
-            fqn=fqn,
-            aliases=tuple(entry.aliases),
-            class_name=f"{type(entry.module).__module__}.{type(entry.module).__qualname__}",
-            parent=entry.parent,
-            children=tuple(entry.children),
-            own_params=tuple(entry.params),
-            own_buffers=tuple(entry.buffers),
-            has_forward=has_forward(entry.module),
-            num_calls=num_calls.get(fqn, 0),
-            repeat_class=digests[fqn],
-            traits=tuple(sorted(static_traits(entry.module) | (traits or {}).get(fqn, set()))),
-        )
-        for fqn, entry in tree.modules.items()
-    )
+    return module_nodes(tree, digests, num_calls, traits)
 
 
 def _params(tree: ModuleTree, traced: list[Traced], doubts: list[Uncertain]) -> tuple[ParamInfo, ...]:
@@ -346,69 +344,3 @@ def _alias_places(traced: Traced, key: str) -> tuple[str, ...]:
     """Where second references to a parameter are kept, the one that was read first."""
     read = traced.read_by_alias.get(key)
     return (*((read,) if read else ()), *traced.kept_in.get(key, ()))
-
-
-def param_infos(
-    tree: ModuleTree,
-    *,
-    readers: dict[str, tuple[tuple[str, ...], ...]],
-    trained: frozenset[str],
-    traits: dict[str, frozenset[str]] | None = None,
-    kept_in: dict[str, tuple[str, ...]] | None = None,
-) -> tuple[ParamInfo, ...]:
-    """The parameters as the IR lists them.
-
-    Args:
-        tree: the model's tree.
-        readers: stacks by key.
-        trained: keys of those that get a gradient.
-        traits: keys by trait that a trace found, beside what the parameter itself tells.
-        kept_in: places of second references, by key.
-    """
-    storages: dict[int, list[str]] = {}
-    for key, entry in tree.params.items():
-        if not is_dtensor(entry.param) and entry.param.layout is torch.strided and entry.param.numel():
-            storages.setdefault(entry.param.untyped_storage()._cdata, []).append(key)
-    found = {
-        "dtensor": {key for key, entry in tree.params.items() if is_dtensor(entry.param)},
-        "complex": {key for key, entry in tree.params.items() if entry.param.is_complex()},
-        "sparse-grad": _sparse_tables(tree),
-        "grad-hook": {key for key, entry in tree.params.items() if entry.param._backward_hooks},
-        "accumulated-hook": {
-            key for key, entry in tree.params.items() if getattr(entry.param, "_post_accumulate_grad_hooks", None)
-        },
-        "shares-storage": {key for keys in storages.values() if len(keys) > 1 for key in keys},
-        "written-in-forward": set(),
-        "read-by-alias": set(),
-        "conditional": set(),
-    }
-    for trait, keys in (traits or {}).items():
-        found[trait] |= keys
-    return tuple(
-        ParamInfo(
-            key=key,
-            aliases=tuple(entry.aliases),
-            shape=tuple(entry.param.shape),
-            dtype=dtype_name(entry.param.dtype),
-            nbytes=entry.param.numel() * entry.param.element_size(),
-            requires_grad=entry.param.requires_grad,
-            contiguous=entry.param.is_contiguous(),
-            holders=tuple(entry.holders),
-            readers=readers.get(key, ()),
-            gets_grad=key in trained,
-            traits=tuple(sorted(trait for trait, keys in found.items() if key in keys)),
-            kept_in=(kept_in or {}).get(key, ()),
-        )
-        for key, entry in tree.params.items()
-    )
-
-
-def _sparse_tables(tree: ModuleTree) -> set[str]:
-    """Keys of the tables whose gradient is sparse."""
-    return {
-        tree.key_of[id(entry.module.weight)]
-        for entry in tree.modules.values()
-        if isinstance(entry.module, nn.Embedding | nn.EmbeddingBag)
-        and entry.module.sparse
-        and id(entry.module.weight) in tree.key_of
-    }

@@ -12,9 +12,10 @@ numbers noted at each begin and end of a span tell which span made a node. Code 
 import bisect
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -24,6 +25,9 @@ from torch import nn
 from autoshard.capture.containers import kind_of, opaque_part, visible_tensors
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.tree import ModuleTree
+
+if TYPE_CHECKING:
+    from autoshard.capture.outline import outliner
 
 NO_SEQUENCE = 1 << 63
 """Nodes that accumulate gradients have numbers from here on."""
@@ -63,6 +67,14 @@ class Span:
         """Note that the backward op at ``index`` belongs to this run."""
         self.backward_start = index if self.backward_start is None else min(index, self.backward_start)
         self.backward_end = max(index + 1, self.backward_end)
+
+
+def note_escape(span: "Span | None", number: int) -> None:
+    """A tensor is used: each ended run in which it was made must have handed it out where FSDP2 sees it."""
+    while span is not None and not span.is_open:
+        if number not in span.outputs:
+            span.escapes = True
+        span = span.parent
 
 
 class Checkpointed:
@@ -105,6 +117,19 @@ class ModuleStack:
         self._replaying: list[Iterator[Span]] = []
         self._is_entry = False
         self._last_backward: Span | None = None
+        self._first_number = 0
+        self._original: Callable[..., Any] = nn.Module._call_impl
+        self.outliner: outliner.Outliner | None = None
+
+    @property
+    def tree(self) -> ModuleTree:
+        """The model's tree."""
+        return self._tree
+
+    @property
+    def log(self) -> StorageLog:
+        """Where the step is recorded now."""
+        return self._log
 
     @property
     def current(self) -> Span | None:
@@ -129,21 +154,31 @@ class ModuleStack:
             return self._last_backward, True
         node = torch._C._current_autograd_node()
         number = NO_SEQUENCE if node is None else node._sequence_nr()
-        if number < NO_SEQUENCE:  # else a gradient is accumulated: it belongs to what was just computed
+        # Else a gradient is accumulated (it belongs to what was just computed), or a block is traced alone in the
+        # middle of the step's own backward.
+        if self._first_number <= number < NO_SEQUENCE:
             self._last_backward = self.span_of(number)
         return self._last_backward, False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Modules of the tree are followed, and so are checkpointed functions."""
-        original = nn.Module._call_impl
+        original = self._original = nn.Module._call_impl
         stack = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             fqn = stack._tree.fqn_of.get(id(module))
             if fqn is None or (stack._is_entry and not fqn):
                 return original(module, *args, **kwargs)
-            return stack._run(fqn, lambda *a, **k: original(module, *a, **k), args, kwargs)
+
+            def run(*a: Any, **k: Any) -> Any:
+                return original(module, *a, **k)
+
+            if stack.outliner is not None and stack.outliner.may_replay(fqn):
+                replayed, result = stack.outliner.call(fqn, module, run, args, kwargs)
+                if replayed:
+                    return result
+            return stack._run(fqn, run, args, kwargs)
 
         with (
             mock.patch.object(nn.Module, "_call_impl", call),
@@ -161,6 +196,46 @@ class ModuleStack:
             return self._run("", method, args, kwargs)
         finally:
             self._is_entry = False
+
+    def hooked(self, module: nn.Module) -> Callable[..., Any]:
+        """The hooked call of a module, which is not followed."""
+        return partial(self._original, module)
+
+    def run_block(self, fqn: str, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a module that is traced alone, as a hooked forward."""
+        return self._run(fqn, function, args, kwargs)
+
+    @contextmanager
+    def apart(self, log: StorageLog) -> Iterator[None]:
+        """What runs in here is followed from the beginning and recorded in ``log``; then all is as before."""
+        kept = dict(vars(self))
+        vars(self).update(vars(ModuleStack(self._tree, log)))
+        self.outliner, self._original = kept["outliner"], kept["_original"]
+        self._first_number = torch._C._autograd._get_sequence_nr()
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
+
+    def replay(self, spans: Sequence[Span], parents: Sequence[int]) -> list[Span]:
+        """Add the module runs of a block that is not run, inside the current one.
+
+        Args:
+            spans: the runs, with their positions.
+            parents: number of the run around each, -1 for the current one.
+        """
+        for span, parent in zip(spans, parents, strict=True):
+            span.parent = self.current if parent < 0 else spans[parent]
+            self.spans.append(span)
+            self._by_module[span.module].append(span)
+            self.num_calls[span.module] += 1
+            for checkpointed in self._recording:
+                checkpointed.spans.append(span)
+        return list(spans)
+
+    def set_last_backward(self, span: Span) -> None:
+        """The backward ops that were written down last belong to this run."""
+        self._last_backward = span
 
     def _run(self, fqn: str, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         again = self._log.phase == "backward"
@@ -216,7 +291,11 @@ class ModuleStack:
         return spans[-1] if spans else None
 
     def _mark(self) -> None:
-        number, span = torch._C._autograd._get_sequence_nr(), self.current
+        self.mark(self.current)
+
+    def mark(self, span: Span | None) -> None:
+        """Autograd nodes that are made from now on are those of this run."""
+        number = torch._C._autograd._get_sequence_nr()
         if self._numbers[-1] == number:
             self._number_spans[-1] = span
         else:

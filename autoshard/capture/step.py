@@ -22,6 +22,7 @@ from autoshard.capture.inputs import Pair, fake_pair
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.loss import find_loss
 from autoshard.capture.ops import DtypeClash
+from autoshard.capture.outline import Outlines, make_outliner
 from autoshard.capture.probe import Way, watching_python
 from autoshard.capture.quiet import quiet_machine
 from autoshard.capture.spans import FAILED, ModuleStack, Span
@@ -79,6 +80,7 @@ def trace_step(
     entry: str,
     dtype: torch.dtype | None,
     device_kind: str,
+    outlines: Outlines | None = None,
 ) -> Traced:
     """Run one step of the model on fake tensors and record it; the model is left as it was.
 
@@ -90,8 +92,11 @@ def trace_step(
         entry: the root's method to run.
         dtype: dtype of floating point parameters and inputs, ``None`` as they are.
         device_kind: ``cuda`` or ``cpu``.
+        outlines: what is known of the model's blocks; ``None`` runs every block.
 
     Raises:
+        NotAsOutlined: blocks of one form cannot be replayed; nothing was found out about the step.
+        NotInOutline: a parameter of a replayed block is read outside.
         CaptureError: the forward, the loss or the backward failed.
     """
     mode = FakeMode()
@@ -114,6 +119,8 @@ def trace_step(
             log.add_given(tensor, "input")
         if not model.training:
             model.train()
+        if outlines is not None and not outlines.off_reason:
+            stack.outliner = make_outliner(outlines, mode, stack, tracer, values, fake)
         with (
             torch.enable_grad(),
             as_in_training(),
@@ -127,15 +134,17 @@ def trace_step(
         ):
             how = _run(model, stack, log, args, kwargs, loss, entry)
         grads = {key: param.grad for key, param in fake.params.items() if param.grad is not None}
-        storages = log.finish(grads)
+        found = {key: log.gradient(grad) for key, grad in grads.items()} | log.replayed_grads
+        storages = log.finish({key: found[key] for key in tree.params if key in found})
         replaced = {key for key, param in fake.params.items() if not _is_in_place(key, param, log)}
         result = Traced(
             region=_region(log, stack, storages),
             loss=how,
             num_calls=dict(stack.num_calls),
             readers={key: tuple(stacks) for key, stacks in tracer.readers.items()},
-            trained=frozenset(grads),
-            sparse=frozenset(key for key, grad in grads.items() if grad.layout is not torch.strided),
+            trained=frozenset(found),
+            sparse=frozenset(key for key, grad in grads.items() if grad.layout is not torch.strided)
+            | log.replayed_sparse,
             written=frozenset(tracer.written | replaced),
             kept_in=_places(fake),
             read_by_alias=tracer.read_by_alias,

@@ -6,7 +6,7 @@ tells when, through a weak reference to the storage. Parameters are not listed; 
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,8 +16,20 @@ from autoshard.ir.graph import Phase, StorageKind
 ALIVE = ""
 
 
+class Gradient(NamedTuple):
+    """The gradient of a parameter at the end of the step.
+
+    Attributes:
+        number: of its storage, -1 if no op showed it.
+        nbytes: its own bytes.
+    """
+
+    number: int
+    nbytes: int
+
+
 class StorageRecord:
-    """One storage while the step is traced."""
+    """One storage while the step is traced; where it died is an index that may be -1 (before the first op)."""
 
     __slots__ = ("born", "born_phase", "died", "died_phase", "kind", "nbytes", "span")
 
@@ -37,6 +49,11 @@ class StorageLog:
         param_keys: parameter by its storage.
         twins: parameter by the id of the model's own tensor, which no op of the step should meet, with its twin.
         alias_places: where a second reference to a parameter is kept, by the storage of the tensor that stands for it.
+        backward_spans: the module run of each backward op.
+        replayed_grads: gradients that no op of this process made, since their block was replayed, by parameter key.
+        replayed_sparse: keys of those of them that are sparse.
+        replayed_params: keys of the parameters that replayed blocks read.
+        replayed_modules: FQNs of the blocks that were replayed.
     """
 
     def __init__(self) -> None:
@@ -52,6 +69,11 @@ class StorageLog:
         self._watchers: dict[int, weakref.ref] = {}
         self.is_closed = False
         self._kept: list[torch.Tensor] = []
+        self.backward_spans: list[Any] = []
+        self.replayed_grads: dict[str, Gradient] = {}
+        self.replayed_sparse: set[str] = set()
+        self.replayed_params: set[str] = set()
+        self.replayed_modules: set[str] = set()
 
     def keep(self, tensor: torch.Tensor) -> None:
         """A tensor that the caller holds on to after the step, such as the loss."""
@@ -74,9 +96,9 @@ class StorageLog:
         self.param_keys[tensor.untyped_storage()._cdata] = key
         self.alias_places[tensor.untyped_storage()._cdata] = place
 
-    def add_given(self, tensor: torch.Tensor, kind: StorageKind) -> None:
-        """A storage that was there before the step."""
-        self._index(tensor.untyped_storage(), kind, None)
+    def add_given(self, tensor: torch.Tensor, kind: StorageKind) -> int:
+        """Number of a storage that was there before the step, under which it is listed from now on."""
+        return self._index(tensor.untyped_storage(), kind, None)
 
     def index(self, storage: torch.UntypedStorage, span: Any) -> int:
         """Number of a storage; an unknown one was made by the op that is running."""
@@ -105,7 +127,16 @@ class StorageLog:
                 numbers.add(self._live[storage._cdata])
         return numbers
 
-    def finish(self, grads: dict[str, torch.Tensor]) -> tuple[StorageInfo, ...]:
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Number of the storage of a tensor, ``None`` for a parameter and for what no op has shown."""
+        return self._live.get(tensor.untyped_storage()._cdata)
+
+    def gradient(self, grad: torch.Tensor) -> Gradient:
+        """A gradient that an op of this process made."""
+        dense = grad if grad.layout is torch.strided else grad._values()
+        return Gradient(self._live.get(dense.untyped_storage()._cdata, -1), dense.numel() * dense.element_size())
+
+    def finish(self, grads: dict[str, Gradient]) -> tuple[StorageInfo, ...]:
         """The storages as the IR lists them; what is alive now outlives the step.
 
         Gradients of parameters that were joined in the forward may be views of one storage. It is then listed once
@@ -113,15 +144,14 @@ class StorageLog:
         showed; it is listed at the end of the backward.
 
         Args:
-            grads: gradient by parameter key.
+            grads: gradients by parameter key, in the order of the parameters.
         """
         self.is_closed = True
         keys: dict[int, list[str]] = {}
         sizes: dict[str, int] = {}
         for key, grad in grads.items():
-            dense = grad if grad.layout is torch.strided else grad._values()
-            keys.setdefault(self._live.get(dense.untyped_storage()._cdata, -1), []).append(key)
-            sizes[key] = dense.numel() * dense.element_size()
+            keys.setdefault(grad.number, []).append(key)
+            sizes[key] = grad.nbytes
         last = StorageRecord(0, "backward", len(self.backward) - 1, "activation", None)
         infos = []
         others = [(last, key, sizes[key]) for key in keys.get(-1, ())]
@@ -146,11 +176,12 @@ class StorageLog:
         if not self.is_closed:
             record = self.records[number]
             record.died_phase, record.died = self.phase, len(self.ops) - 1
-            if record.died < 0 and self.phase == "backward":  # freed before the first backward op
-                record.died_phase, record.died = "forward", len(self.forward) - 1
 
     def _info(self, record: StorageRecord, param: str, nbytes: int) -> StorageInfo:
         is_given = record.kind in ("input", "buffer")
+        died_phase, died = record.died_phase, record.died
+        if died < 0 and died_phase == "backward":  # freed before the first backward op
+            died_phase, died = "forward", len(self.forward) - 1
         outlives = record.died_phase == ALIVE
         kind: StorageKind
         if is_given:
@@ -160,11 +191,11 @@ class StorageLog:
         elif outlives:
             kind = "output"
         else:
-            kind = "temporary" if record.born_phase == record.died_phase else "activation"
+            kind = "temporary" if record.born_phase == died_phase else "activation"
         return StorageInfo(
             nbytes=nbytes,
             born=CALLER if is_given else Moment(phase=record.born_phase, index=record.born),  # type: ignore[arg-type]
-            dies=CALLER if outlives or is_given else Moment(phase=record.died_phase, index=max(0, record.died)),  # type: ignore[arg-type]
+            dies=CALLER if outlives or is_given else Moment(phase=died_phase, index=max(0, died)),  # type: ignore[arg-type]
             kind=kind,
             param=param,
         )

@@ -22,7 +22,7 @@ _INDEX = re.compile(r"\d+")
 
 def repeat_classes(tree: ModuleTree) -> dict[str, str]:
     """The digest of each module, by canonical FQN."""
-    places = _placement_attributes(tree)
+    places = placement_attributes(tree)
     shared = {key for key, entry in tree.params.items() if len(entry.holders) > 1}
     digests: dict[str, str] = {}
     subtree_ties: dict[str, tuple[str, ...]] = {}
@@ -57,8 +57,8 @@ def _indices_above(fqn: str) -> set[int]:
     return {int(part) for part in fqn.split(".") if _INDEX.fullmatch(part)}
 
 
-def _placement_attributes(tree: ModuleTree) -> set[tuple[str, str]]:
-    """Pairs (class, attribute) whose value is nothing but the instance's index."""
+def placement_attributes(tree: ModuleTree) -> set[tuple[str, str]]:
+    """Pairs (class name, attribute) whose value is nothing but the instance's index."""
     values: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     broken: set[tuple[str, str, int]] = set()
     for fqn, entry in tree.modules.items():

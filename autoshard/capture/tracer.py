@@ -6,6 +6,8 @@ floating point operations.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from autoshard.capture.ops import ANSWERED, OpFacts, collect_tensors, facts_of, run_op, tensors_of
-from autoshard.capture.spans import ModuleStack, Span
+from autoshard.capture.refusals import NotInOutline
+from autoshard.capture.spans import ModuleStack, Span, note_escape
 from autoshard.capture.storages import StorageLog
 from autoshard.capture.values import Values
 from autoshard.errors import CaptureError
@@ -46,6 +49,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, log: StorageLog, stack: ModuleStack, values: Values) -> None:
         super().__init__()
         self._log, self._stack, self._values = log, stack, values
+        self._is_paused = False
         self.readers: dict[str, dict[tuple[str, ...], None]] = defaultdict(dict)
         self.written: set[str] = set()
         self.drops: set[str] = set()
@@ -58,8 +62,40 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one op and record it."""
+        if self._is_paused:
+            return func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():
             return self._dispatch(func, args, kwargs or {})
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ops in here are run and not recorded."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Ops in here are recorded although the tracer pauses around them."""
+        before, self._is_paused = self._is_paused, False
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    @contextmanager
+    def apart(self, log: StorageLog) -> Iterator[None]:
+        """Ops in here are recorded in ``log``, and what is found out about them is kept apart too."""
+        fresh = vars(Tracer(log, self._stack, self._values))
+        names = fresh.keys() - vars(TorchDispatchMode()).keys()
+        kept = {name: getattr(self, name) for name in names}
+        vars(self).update({name: fresh[name] for name in names})
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
 
     def _dispatch(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if func.namespace == "prim":
@@ -121,11 +157,13 @@ class Tracer(TorchDispatchMode):
                 params[key] = None
                 if cdata in log.alias_places and facts.reads_data and not facts.is_view:
                     self.read_by_alias[key] = log.alias_places[cdata]
+                if key in log.replayed_params:
+                    raise NotInOutline(key)
             else:
                 number = log.known_index(storage)
                 inputs[number] = None
                 if log.phase == "forward" and tensor.requires_grad:
-                    _note_escape(log.records[number].span, number)
+                    note_escape(log.records[number].span, number)
             if cdata in seen or not facts.reads_data or (facts.overwrites and position == 0):
                 continue
             seen.add(cdata)
@@ -160,8 +198,10 @@ class Tracer(TorchDispatchMode):
             where = span.stack() if span is not None else (LOSS,)
             for key in params:
                 self.readers[key].setdefault(where)
-        if log.phase == "backward" and span is not None:
-            span.touch_backward(len(log.ops))
+        if log.phase == "backward":
+            log.backward_spans.append(span)
+            if span is not None:
+                span.touch_backward(len(log.ops))
         self._note_dropout(facts, args, module)
         log.ops.append(
             OpNode(
@@ -185,14 +225,6 @@ class Tracer(TorchDispatchMode):
             position = DROPOUT_POSITION[facts.name]
             if len(args) > position and args[position]:
                 self.drops.add(module)
-
-
-def _note_escape(span: Span | None, number: int) -> None:
-    """A tensor is used: each ended run in which it was made must have handed it out where FSDP2 sees it."""
-    while span is not None and not span.is_open:
-        if number not in span.outputs:
-            span.escapes = True
-        span = span.parent
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

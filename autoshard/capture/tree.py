@@ -98,6 +98,10 @@ class ModuleTree:
         """The module with that canonical FQN."""
         return self.modules[fqn].module
 
+    def keys_on(self, module: nn.Module) -> list[str]:
+        """Keys of the parameters registered on a module of the tree."""
+        return self.modules[self.fqn_of[id(module)]].params
+
     def _add(self, path: str, module: nn.Module, parent_path: str) -> None:
         fqn = self.fqn_of.get(id(module))
         is_new = fqn is None

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from autoshard.capture.graph import module_nodes, param_infos, read_tree
+from autoshard.capture.graph import read_tree
+from autoshard.capture.nodes import module_nodes, param_infos
+from autoshard.capture.structure import repeat_classes
 from autoshard.capture.tree import ModuleTree, buffer_infos, has_forward
 from autoshard.errors import Diagnostic
 from autoshard.ir import CALLER, ModelGraph, ModuleSpan, Moment, OpNode, Region, StorageInfo
@@ -42,7 +44,7 @@ def capture_tree(model: nn.Module, entry: str = "forward") -> ModelGraph:
         loss="none (planned from the module tree)",
         compute_dtype="float32",
         inputs=(),
-        modules=module_nodes(tree, dict.fromkeys(called, 1)),
+        modules=module_nodes(tree, repeat_classes(tree), dict.fromkeys(called, 1)),
         params=param_infos(
             tree,
             readers=readers,

@@ -11,8 +11,9 @@ was drawn, or because it stands in the inputs.
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -61,6 +62,18 @@ COMPARISONS = {aten.equal.default, aten.allclose.default}
 MASKED = {aten.index.Tensor}
 
 
+class KnownValue(NamedTuple):
+    """What is known of a fake tensor.
+
+    Attributes:
+        value: its data.
+        origin: where that comes from.
+    """
+
+    value: torch.Tensor
+    origin: Origin
+
+
 class Values:
     """The known values of fake tensors.
 
@@ -88,6 +101,21 @@ class Values:
         if entry is not None and entry[0]() is fake:
             return entry[1]
         return fake.constant if isinstance(fake, FakeTensor) else None
+
+    def known(self, fake: torch.Tensor) -> KnownValue | None:
+        """The value of a fake tensor and where it comes from, if it is known."""
+        value = self.get(fake)
+        return None if value is None else KnownValue(value, self.origin((fake,)))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What has to be assumed in here is noted in a dictionary of its own, and counted from the beginning."""
+        kept = self.assumed, self._num_asked
+        self.assumed, self._num_asked = {}, Counter()
+        try:
+            yield
+        finally:
+            self.assumed, self._num_asked = kept
 
     def origin(self, tensors: Iterable[torch.Tensor]) -> Origin:
         """Where the values of tensors come from."""

@@ -58,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trace runs the step; tree needs no inputs, sees only the modules, and marks the plan as assumed",
     )
     step.add_argument(
+        "--no-outline",
+        dest="outline",
+        action="store_false",
+        help="trace every block, also those that are alike; the plan is the same, and takes longer",
+    )
+    step.add_argument(
         "--verify",
         choices=LEVELS,
         default="rules",

@@ -6,7 +6,7 @@ ops are the whole step where nothing was outlined. Within a region a *moment* is
 that phase; positions between ops are the indices ``0 … len(ops)``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from autoshard.errors import Diagnostic
@@ -279,6 +279,23 @@ class InputInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """How blocks of one form were traced. It says nothing of the step itself.
+
+    Attributes:
+        module: FQN of the block that was recorded, or of the first that is traced in full.
+        num_blocks: modules of its form.
+        num_replayed: how many of them were written down from the recording, itself included.
+        reason: why blocks of this form are traced in full, empty if they are not.
+    """
+
+    module: str
+    num_blocks: int
+    num_replayed: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGraph:
     """One training step of one model.
 
@@ -293,6 +310,7 @@ class ModelGraph:
         buffers: in the order of ``named_buffers``.
         regions: the root's region last, callees before callers; empty for ``tree``.
         diagnostics: what capture had to say.
+        outlines: how it was traced; two graphs of one step are equal however that was.
     """
 
     frontend: Frontend
@@ -305,6 +323,7 @@ class ModelGraph:
     buffers: tuple[BufferInfo, ...]
     regions: tuple[Region, ...]
     diagnostics: tuple[Diagnostic, ...] = ()
+    outlines: tuple[Outline, ...] = field(default=(), compare=False)
 
     @property
     def root(self) -> Region:

@@ -7,7 +7,7 @@ is how much of what ran where.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoshard.ir.graph import LOSS, ModelGraph, ModuleNode, ModuleSpan, OpNode, ParamInfo, Region
+from autoshard.ir.graph import LOSS, ModelGraph, ModuleNode, ModuleSpan, OpNode, Outline, ParamInfo, Region
 from autoshard.ir.tree import Tree
 
 
@@ -19,6 +19,7 @@ def format_graph(graph: ModelGraph) -> str:
         f"loss: {graph.loss}",
         f"inputs: {inputs or 'none'}",
         *(str(diagnostic) for diagnostic in graph.diagnostics),
+        *(_outline(outline) for outline in graph.outlines),
         "",
         f"modules ({len(graph.modules)})",
         *_tree(graph),
@@ -35,6 +36,13 @@ def format_graph(graph: ModelGraph) -> str:
     for region in graph.regions:
         lines += ["", *_region(region)]
     return "\n".join(lines) + "\n"
+
+
+def _outline(outline: Outline) -> str:
+    if outline.reason:
+        likes = f" and {outline.num_blocks - 1} like it" if outline.num_blocks > 1 else ""
+        return f"traced in full: {_name(outline.module)}{likes}, since {outline.reason}"
+    return f"outlined: {outline.num_replayed} of {outline.num_blocks} blocks like {outline.module} from one recording"
 
 
 def _tree(graph: ModelGraph) -> Iterator[str]:

@@ -1,0 +1,10 @@
+"""Outlining: blocks that are alike are traced once, and each further one is written down from that recording.
+
+``pairing`` says whether two blocks are alike, ``arguments`` whether they get alike inputs, ``recording`` traces a block
+alone, ``replay`` writes a recording into the step with autograd connected as the block itself would have, and
+``outliner`` decides. What cannot be replayed exactly is traced in full, and the reason is kept.
+"""
+
+from autoshard.capture.outline.outliner import Outlines, make_outliner
+
+__all__ = ["Outlines", "make_outliner"]
