@@ -25,7 +25,8 @@ def test_options_become_the_request(cli, pipeline) -> None:
     argv = (
         "plan m.py:f --device cpu --devices 6 --memory 1GiB --precision bf16 --optimizer sgd --recompute full "
         "--mesh 2x3 --reshard never --objective memory --root-percent 25 --method codec:encode --method :generate "
-        "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree --verify dry-run --attention sdpa"
+        "--batch 3 --seq 5 --image-size 7 --entry step --frontend tree --verify dry-run --attention sdpa "
+        "--no-outline"
     )
     assert cli(*argv.split()).code == 0
     ((args, kwargs),) = pipeline.calls
