@@ -49,6 +49,7 @@ def test_options_become_the_request(cli, pipeline) -> None:
     assert kwargs == {"batch": 3, "seq": 5, "image_size": 7, "entry": "step", "frontend": "tree"} | {
         "verify": "dry-run",
         "attention": "sdpa",
+        "outline": False,
     }
 
 
