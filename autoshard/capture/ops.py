@@ -22,6 +22,8 @@ READS_NO_DATA = {
     "_has_compatible_shallow_copy_type",
 }  # fmt: skip
 """Ops that take a tensor for its shape or dtype only."""
+NEEDS_NOTHING = {"sym_size", "sym_stride", "sym_numel", "is_same_size", "_has_compatible_shallow_copy_type"}
+"""Those of them whose result is no tensor, so that it does not matter whether the tensor is sharded."""
 WRITES_NO_DATA = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 OVERWRITES = {
     "zero_", "fill_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_",
@@ -52,6 +54,7 @@ class OpFacts:
         "is_strict",
         "is_view",
         "name",
+        "needs_whole",
         "overwrites",
         "reads_data",
         "target",
@@ -69,6 +72,7 @@ class OpFacts:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         self.reads_data = self.name not in READS_NO_DATA
+        self.needs_whole = self.name not in NEEDS_NOTHING
         self.writes_data = self.name not in WRITES_NO_DATA
         self.overwrites = self.name in OVERWRITES
         self.is_strict = self.name in ONE_DTYPE or self.name in NORMS

@@ -41,9 +41,9 @@ class Span:
     """One run of a module's hooked forward; positions are filled in while the step goes on."""
 
     __slots__ = (
-        "backward_end", "backward_start", "escapes", "forward_end", "forward_start", "input_bytes", "inputs_need_grad",
-        "is_open", "module", "opaque", "output_bytes", "output_is_view", "output_kind", "output_needs_grad",
-        "outputs", "parent",
+        "backward_end", "backward_start", "changes_input", "escapes", "forward_end", "forward_start", "hooked_at",
+        "input_bytes", "inputs", "inputs_need_grad", "is_open", "module", "opaque", "output_bytes", "output_is_view",
+        "output_kind", "output_needs_grad", "outputs", "param_reads", "parent",
     )  # fmt: skip
 
     def __init__(self, module: str, parent: "Span | None", start: int) -> None:
@@ -52,7 +52,10 @@ class Span:
         self.backward_start: int | None = None
         self.backward_end = 0
         self.is_open = True
-        self.escapes = False
+        self.escapes = self.changes_input = False
+        self.hooked_at: int | None = None
+        self.param_reads: dict[str, int] = {}
+        self.inputs: set[int] = set()
         self.inputs_need_grad = self.output_needs_grad = self.output_is_view = False
         self.output_kind, self.opaque = "none", ""
         self.input_bytes = self.output_bytes = 0
@@ -67,6 +70,15 @@ class Span:
         """Note that the backward op at ``index`` belongs to this run."""
         self.backward_start = index if self.backward_start is None else min(index, self.backward_start)
         self.backward_end = max(index + 1, self.backward_end)
+
+    def read_in_backward(self, key: str, index: int) -> None:
+        """Note that the backward op at ``index``, which belongs to this run, reads a parameter."""
+        self.param_reads[key] = min(index, self.param_reads.get(key, index))
+
+    def early_params(self) -> tuple[str, ...]:
+        """Keys of the parameters that backward reads before the hook on the result, in the order of the reads."""
+        end = NO_SEQUENCE if self.hooked_at is None else self.hooked_at
+        return tuple(key for key, index in self.param_reads.items() if self.hooked_at is None or index < end)
 
 
 def note_escape(span: "Span | None", number: int) -> None:
@@ -159,6 +171,12 @@ class ModuleStack:
         if self._first_number <= number < NO_SEQUENCE:
             self._last_backward = self.span_of(number)
         return self._last_backward, False
+
+    def note_change(self, number: int) -> None:
+        """An op changes the storage of that number in place: for each open run, it may be one of its inputs."""
+        for span in self.frames:
+            if number in span.inputs:
+                span.changes_input = True
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -258,7 +276,20 @@ class ModuleStack:
                 span.forward_end = len(self._log.forward)
         if not again:
             self._note_result(span, result)
+        if torch.is_grad_enabled():
+            self._hook(span, visible_tensors(result))
         return result
+
+    def _hook(self, span: Span, tensors: list[torch.Tensor]) -> None:
+        """Put a hook where FSDP2 puts its own, to see when it fires; a run that computes again is hooked as well."""
+        for tensor in tensors:
+            if tensor.requires_grad:
+                span.output_needs_grad = True
+                tensor.register_hook(lambda _: self._fired(span))
+
+    def _fired(self, span: Span) -> None:
+        if span.hooked_at is None:
+            span.hooked_at = len(self._log.backward)
 
     def _begin(self, fqn: str, args: tuple, kwargs: dict[str, Any]) -> Span:
         span = Span(fqn, self.current, len(self._log.forward))
@@ -269,6 +300,7 @@ class ModuleStack:
         self.num_calls[fqn] += 1
         given = visible_tensors((args, kwargs))
         span.inputs_need_grad = any(tensor.requires_grad for tensor in given)
+        span.inputs = self._log.known(tensor for tensor in given if tensor.requires_grad)
         span.input_bytes = self._log.bytes_of(given)
         return span
 

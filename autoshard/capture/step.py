@@ -253,6 +253,8 @@ def _region(log: StorageLog, stack: ModuleStack, storages: tuple[StorageInfo, ..
         if span.parent is not None and span.backward_start is not None:
             span.parent.touch_backward(span.backward_start)
             span.parent.backward_end = max(span.parent.backward_end, span.backward_end)
+            for key, index in span.param_reads.items():
+                span.parent.read_in_backward(key, index)
     forward: tuple[OpNode, ...] = tuple(log.forward)
     return Region(
         name="root",
@@ -277,4 +279,6 @@ def _span_info(span: Span) -> ModuleSpan:
         input_bytes=span.input_bytes,
         output_bytes=span.output_bytes,
         escapes=span.escapes,
+        changes_input=span.changes_input,
+        early_params=span.early_params(),
     )

@@ -6,7 +6,7 @@ floating point operations.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -176,7 +176,7 @@ class Tracer(TorchDispatchMode):
         if not is_view and not written and made:
             is_view = all(t.layout is torch.strided and t.untyped_storage()._cdata in seen for t in made)
         if not is_view:
-            for tensor in (*written, *made):
+            for position, tensor in enumerate((*written, *made)):
                 if tensor.layout is not torch.strided:
                     continue
                 storage = tensor.untyped_storage()
@@ -186,6 +186,8 @@ class Tracer(TorchDispatchMode):
                         self.written.add(key)
                     continue
                 number = log.index(storage, span)
+                if position < len(written) and log.phase == "forward" and torch.is_grad_enabled():
+                    self._stack.note_change(number)
                 if number not in outputs:
                     outputs[number] = None
                     bytes_written += _nbytes(tensor) if facts.writes_data else 0
@@ -194,10 +196,13 @@ class Tracer(TorchDispatchMode):
             for tensor in made:
                 if tensor.layout is torch.strided and not log.is_known(tensor.untyped_storage()):
                     outputs[log.index(tensor.untyped_storage(), span)] = None  # a constant that was made just now
-        if params and not is_view and facts.reads_data and (log.phase == "forward" or is_recompute):
+        if params and not is_view and facts.needs_whole:
             where = span.stack() if span is not None else (LOSS,)
-            for key in params:
-                self.readers[key].setdefault(where)
+            if log.phase == "forward" or is_recompute:
+                for key in params:
+                    self.readers[key].setdefault(where)
+            else:
+                self._note_backward_reads(params, where, span)
         if log.phase == "backward":
             log.backward_spans.append(span)
             if span is not None:
@@ -217,6 +222,14 @@ class Tracer(TorchDispatchMode):
                 is_recompute=is_recompute,
             )
         )
+
+    def _note_backward_reads(self, params: Iterable[str], where: tuple[str, ...], span: Span | None) -> None:
+        """Most are of what the forward read there; the others (a hook on a tensor reads it) count as readers."""
+        for key in params:
+            if span is not None:
+                span.read_in_backward(key, len(self._log.ops))
+            if not any(stack[-1] in where for stack in self.readers[key]):
+                self.readers[key].setdefault(where)
 
     def _note_dropout(self, facts: OpFacts, args: tuple, module: str) -> None:
         if facts.name in RANDOM:

@@ -207,6 +207,9 @@ class ModuleSpan:
         output_bytes: bytes of the distinct storages of the tensors in its result.
         escapes: a tensor that requires grad was made inside and used after the run, but FSDP2 does not find it in
             the result (it left in an object of its own, or was stored somewhere).
+        changes_input: an op inside changed a tensor of its arguments in place, of which FSDP2 would pass on a view.
+        early_params: keys of the parameters that backward reads for this run before a hook on its result has fired
+            (FSDP2's hook would gather them), or without one.
     """
 
     module: str
@@ -219,6 +222,8 @@ class ModuleSpan:
     input_bytes: int = 0
     output_bytes: int = 0
     escapes: bool = False
+    changes_input: bool = False
+    early_params: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ RULES: tuple[Rule, ...] = (
     units.shard_dims_divide,
     units.lists_run_once,
     units.results_carry_hooks,
+    units.hooks_in_time,
+    units.inputs_stay,
     structure.recompute_inside_units,
     structure.figures_agree,
 )

@@ -182,6 +182,28 @@ def results_carry_hooks(subject: Subject) -> Iterator[Finding]:
                 yield finding("AS217", module, message, remedy)
 
 
+def hooks_in_time(subject: Subject) -> Iterator[Finding]:
+    """Backward reads what a unit owns after FSDP2's hook on the unit's result has gathered it."""
+    for modules, keys in zip(subject.units, subject.owned, strict=True):
+        for module in modules:
+            for run in subject.runs.get(module, ()):
+                early = [key for key in run.span.early_params if key in keys]
+                if early and not _is_hidden(run) and module:
+                    message = f"backward reads {early[0]} before FSDP2's hook on the result of {module} has gathered it"
+                    remedy = "let an ancestor own its parameters, or return every tensor that is used later"
+                    yield finding("AS225", module, message, remedy)
+                    break
+
+
+def inputs_stay(subject: Subject) -> Iterator[Finding]:
+    """No unit changes one of its inputs in place: FSDP2 hands in a view that forbids it."""
+    for modules, keys in zip(subject.units, subject.owned, strict=True):
+        for module in modules if keys else ():
+            if any(run.span.changes_input for run in subject.runs.get(module, ())):
+                message = "its forward changes one of its inputs in place, which raises in a unit"
+                yield finding("AS226", module, message, "let an ancestor own its parameters, or compute out of place")
+
+
 def _has_hooked_unit(subject: Subject) -> bool:
     """Some unit other than the root gets a pre-backward hook, and with it the end of backward is seen."""
     return any(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -274,6 +275,24 @@ class TestOutputs:
         smaller = tuple(replace(span, output_bytes=32) if span.module == "a" else span for span in spans)
         leaking = replace(graph, regions=(replace(graph.root, spans=smaller),))
         assert "a" not in atoms(analyze(leaking, num_shards=2).space)
+
+    @pytest.mark.parametrize(
+        ("facts", "code"), [({"early_params": ("a.w",)}, "AS225"), ({"changes_input": True}, "AS226")]
+    )
+    def test_a_module_that_stays_with_its_ancestor(self, facts: dict[str, Any], code: str) -> None:
+        graph = build(mod("", mod("a", mod("x", w=(2,)), w=(3,)), mod("b", w=(2,))))
+        spans = tuple(replace(span, **facts) if span.module == "a" else span for span in graph.root.spans)
+        space = analyze(replace(graph, regions=(replace(graph.root, spans=spans),)), num_shards=2).space
+        assert atoms(space) == ["a.x", "b", ""]
+        assert (only(space, code).where, only(space, code).severity) == ("a", "note")
+
+    def test_what_a_part_reads_early_does_not_bar_the_whole(self) -> None:
+        graph = build(mod("", mod("a", mod("x", w=(2,)), w=(3,))))
+        spans = tuple(
+            replace(span, early_params=("a.x.w",)) if span.module == "a.x" else span for span in graph.root.spans
+        )
+        space = analyze(replace(graph, regions=(replace(graph.root, spans=spans),)), num_shards=2).space
+        assert atoms(space) == ["a", ""]
 
 
 class TestOnDemand:

@@ -258,9 +258,18 @@ class TestModules:
         leaking = replace(graph, regions=(replace(graph.root, spans=spans),))
         assert codes(plan_of(leaking, ["a"], [""]), leaking) == [("AS217", "a")]
 
+    @pytest.mark.parametrize(
+        ("facts", "code"), [({"early_params": ("a.w",)}, "AS225"), ({"changes_input": True}, "AS226")]
+    )
+    def test_what_a_run_does_to_hooks_and_inputs(self, facts: dict[str, Any], code: str) -> None:
+        graph = build(mod("", mod("a", w=(2,)), mod("b", w=(2,))))
+        spans = tuple(replace(span, **facts) if span.module == "a" else span for span in graph.root.spans)
+        broken = replace(graph, regions=(replace(graph.root, spans=spans),))
+        assert codes(plan_of(broken, ["a"], [""]), broken) == [(code, "a")]
+        assert codes(plan_of(broken, ["b"], [""]), broken) == []
+
     def test_modules_on_demand(self) -> None:
-        experts = [mod("", mod("up", w=(2,))) for _ in range(3)]
-        experts[1].called = False
+        experts = [mod("", mod("up", w=(2,)), traits=("by-value",)) for _ in range(3)]
         graph = build(mod("", mod("moe", stack("experts", *experts)), mod("head", w=(2,))))
         plan = plan_of(graph, ["moe.experts.0.up"], ["moe.experts.2"], [""], reduce_unused=True)
         (finding,) = verify_plan(plan, graph, analyze(graph, num_shards=SHARDS))

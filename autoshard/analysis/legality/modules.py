@@ -103,6 +103,30 @@ def _no_hook(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     return None
 
 
+def _late_hook(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
+    for run in facts.runs.get(fqn, ()):
+        early = next((key for key in run.span.early_params if key in keys), None)
+        if early is not None:
+            cause = late_cause(run)
+            return Reason(f"{cause}, so backward reads {early} before FSDP2 has gathered it", cause)
+    return None
+
+
+def late_cause(run: Run) -> str:
+    """Why backward enters a run before the hook on its result has fired."""
+    if run.span.output_is_view:
+        return "its result is a view that later code changes in place, which drops FSDP2's hook"
+    if run.span.escapes:
+        return "a tensor that is made in it leaves by another way than its result"
+    return "backward enters it by another way than through its result"
+
+
+def _changes_input(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
+    if not keys or not any(run.span.changes_input for run in facts.runs.get(fqn, ())):
+        return None
+    return Reason("its forward changes one of its inputs in place, of which FSDP2 hands in a view that forbids it")
+
+
 def hidden_output(run: Run) -> str | None:
     """Why FSDP2 cannot put its pre-backward hook on a run's result; ``None`` if it can or need not."""
     span = run.span
@@ -156,6 +180,18 @@ MODULE_RULES = (
         severity="warning",
         reason=_no_hook,
         remedy="return a tensor, tuple, list, dict or dataclass of tensors",
+    ),
+    ModuleRule(
+        code="AS225",
+        severity="note",
+        reason=_late_hook,
+        remedy="nothing; to make it a unit, return every tensor that is used later, and do not change results in place",
+    ),
+    ModuleRule(
+        code="AS226",
+        severity="note",
+        reason=_changes_input,
+        remedy="nothing; to make it a unit, compute out of place (x = x + y instead of x += y)",
     ),
 )  # fmt: skip
 """Every rule about a single module, in the order in which they are asked."""
