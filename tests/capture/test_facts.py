@@ -65,7 +65,7 @@ def test_a_functional_head_reads_a_view_from_the_root() -> None:
 
 
 class Reads(nn.Module):
-    """Four ways to touch the weight of a child."""
+    """Ways to touch the weight of a child."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -76,7 +76,15 @@ class Reads(nn.Module):
         if self.way == "direct":
             return self.lin.forward(x)
         if self.way == "shape":
-            return self.lin(x) + x.new_ones(self.lin.weight.shape[0]) + torch.zeros_like(self.lin.weight).sum()
+            return self.lin(x.to(self.lin.weight.dtype)) + x.new_ones(self.lin.weight.shape[0])
+        if self.way == "like":
+            return self.lin(x) + torch.zeros_like(self.lin.weight).sum()
+        if self.way == "new":
+            return self.lin(x) + self.lin.weight.new_ones(3)
+        if self.way == "hook":
+            x = x * 1.0
+            x.register_hook(lambda grad: grad * self.lin.weight.sum())
+            return self.lin(x)
         if self.way == "view":
             self.lin.weight.t()
             return self.lin(x)
@@ -88,13 +96,16 @@ class Reads(nn.Module):
     [
         ("direct", (("",),)),
         ("shape", (("", "lin"),)),
+        ("like", (("", "lin"), ("",))),
+        ("new", (("", "lin"), ("",))),
+        ("hook", (("", "lin"), ("",))),
         ("view", (("", "lin"),)),
         ("loss", (("", "lin"), (LOSS,))),
     ],
 )
 def test_what_counts_as_a_read(way: str, readers: Any) -> None:
     loss = (lambda out: out[0].mean() + out[1].square().sum()) if way == "loss" else None
-    graph = capture(Reads(way), ((floats(2, 3),), {}), loss=loss)
+    graph = capture(Reads(way), ((floats(2, 3).requires_grad_(),), {}), loss=loss)
     assert _param(graph, "lin.weight").readers == readers
     assert _module(graph, "lin").num_calls == (0 if way == "direct" else 1)
 
@@ -355,3 +366,63 @@ def test_a_scalar_attribute_tells_modules_apart() -> None:
 def test_inputs_are_listed_by_name() -> None:
     graph = _capture("language_model")
     assert [(i.name, i.shape, i.dtype) for i in graph.inputs] == [("0", (2, 7), "int64"), ("labels", (2, 7), "int64")]
+
+
+class Changes(nn.Module):
+    """A block that treats its input and its result as ``way`` says."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.enter = nn.Linear(3, 3)
+        self.block = Treats(way)
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.enter(x) * 1.0
+        kept: list[torch.Tensor] = []
+        y = self.block(h, kept)
+        if self.way == "view":
+            y += 1
+        return y.sum() + sum(kept)
+
+
+class Treats(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.way = way
+
+    def forward(self, x: torch.Tensor, kept: list[torch.Tensor]) -> torch.Tensor:
+        if self.way == "changes":
+            return self.lin(x.relu_())
+        if self.way == "changes without gradient":
+            with torch.no_grad():
+                x.mul_(2)
+        if self.way == "changes a copy":
+            return self.lin(x.clone().relu_())
+        if self.way == "passes on":
+            kept.append(self.lin(x).square().mean())
+            return x
+        if self.way == "returns both":
+            kept.append(self.lin(x).square().mean())
+            return x * 2
+        return self.lin(x)
+
+
+@pytest.mark.parametrize(
+    ("way", "changes", "early"),
+    [
+        ("plain", False, ()),
+        ("changes", True, ()),
+        ("changes without gradient", False, ()),
+        ("changes a copy", False, ()),
+        ("passes on", False, ("block.lin.weight",)),
+        ("returns both", False, ()),
+        ("view", False, ("block.lin.weight",)),
+    ],
+)
+def test_inputs_that_are_changed_and_hooks_that_come_too_late(way: str, changes: bool, early: tuple[str, ...]) -> None:
+    graph = capture(Changes(way), ((floats(2, 4, 3),), {}))
+    (span,) = _spans(graph, "block")
+    assert (span.changes_input, span.early_params) == (changes, early)
+    assert all(not other.early_params for other in _spans(graph, ""))
