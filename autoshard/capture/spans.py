@@ -276,13 +276,12 @@ class ModuleStack:
                 span.forward_end = len(self._log.forward)
         if not again:
             self._note_result(span, result)
-        if torch.is_grad_enabled():
-            self._hook(span, visible_tensors(result))
+        self.hook(span, visible_tensors(result))
         return result
 
-    def _hook(self, span: Span, tensors: list[torch.Tensor]) -> None:
+    def hook(self, span: Span, tensors: Sequence[torch.Tensor]) -> None:
         """Put a hook where FSDP2 puts its own, to see when it fires; a run that computes again is hooked as well."""
-        for tensor in tensors:
+        for tensor in tensors if torch.is_grad_enabled() else ():
             if tensor.requires_grad:
                 span.output_needs_grad = True
                 tensor.register_hook(lambda _: self._fired(span))

@@ -249,6 +249,10 @@ def _traits(stack: ModuleStack, tracer: Tracer) -> dict[str, frozenset[str]]:
 
 
 def _region(log: StorageLog, stack: ModuleStack, storages: tuple[StorageInfo, ...]) -> Region:
+    for index, (op, made_by) in enumerate(zip(log.backward, log.backward_spans, strict=True)):
+        if made_by is not None and op.params and not op.is_view and not op.is_recompute:
+            for key in op.params:
+                made_by.read_in_backward(key, index)
     for span in reversed(stack.spans):  # inner spans come later
         if span.parent is not None and span.backward_start is not None:
             span.parent.touch_backward(span.backward_start)

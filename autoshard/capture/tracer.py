@@ -202,7 +202,7 @@ class Tracer(TorchDispatchMode):
                 for key in params:
                     self.readers[key].setdefault(where)
             else:
-                self._note_backward_reads(params, where, span)
+                self._note_backward_reads(params, where)
         if log.phase == "backward":
             log.backward_spans.append(span)
             if span is not None:
@@ -223,11 +223,9 @@ class Tracer(TorchDispatchMode):
             )
         )
 
-    def _note_backward_reads(self, params: Iterable[str], where: tuple[str, ...], span: Span | None) -> None:
+    def _note_backward_reads(self, params: Iterable[str], where: tuple[str, ...]) -> None:
         """Most are of what the forward read there; the others (a hook on a tensor reads it) count as readers."""
         for key in params:
-            if span is not None:
-                span.read_in_backward(key, len(self._log.ops))
             if not any(stack[-1] in where for stack in self.readers[key]):
                 self.readers[key].setdefault(where)
 

@@ -92,6 +92,7 @@ class Replay:
             results[number] = tensor
         for number, result in enumerate(recording.results):
             results[number] = results[result.layout.twin] if result.source == "storage" else results[number]
+        self._stack.hook(self._spans[0], results)
         return results
 
     def begin_backward(self, grads: Sequence[torch.Tensor | None]) -> None:
@@ -119,6 +120,10 @@ class Replay:
         for span, low, high in self._script.touched[index]:
             self._spans[span].touch_backward(offset + low)
             self._spans[span].touch_backward(offset + high)
+        # The hook on the result of the block itself fires by itself; those inside fired so far in the recording.
+        for run, template in zip(self._spans[1:], recording.spans[1:], strict=True):
+            if run.hooked_at is None and template.hooked_at is not None and template.hooked_at <= end:
+                run.hooked_at = offset + template.hooked_at
         if first < end and recording.backward_spans[end - 1] >= 0:
             self._stack.set_last_backward(self._spans[recording.backward_spans[end - 1]])
         self._bases.update(bases)
@@ -303,8 +308,8 @@ class Replay:
 
 
 _COPIED = (
-    "escapes", "inputs_need_grad", "output_needs_grad", "output_is_view", "output_kind", "opaque", "input_bytes",
-    "output_bytes",
+    "changes_input", "escapes", "inputs_need_grad", "output_needs_grad", "output_is_view", "output_kind", "opaque",
+    "input_bytes", "output_bytes",
 )  # fmt: skip
 
 
