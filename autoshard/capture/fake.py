@@ -5,7 +5,8 @@ whatever the target is: fake tensors of another device abort the process on a bu
 depends on the device (attention kernels) is corrected elsewhere.
 
 The model is left exactly as it was: each module's attributes, and the contents of the lists, dicts and sets among
-them, are noted before the trace and restored after it, also when the trace fails.
+them, are noted before the trace and restored after it, also when the trace fails; what it keeps elsewhere is looked
+after by ``surroundings``.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autoshard.capture.aliases import Alias, find_aliases
+from autoshard.capture.surroundings import Surroundings
 from autoshard.capture.tree import ModuleTree
 
 CPU = torch.device("cpu")
@@ -83,6 +85,7 @@ class FakeModel:
 
     def __enter__(self) -> "FakeModel":
         modules = [entry.module for entry in self._tree.modules.values()]
+        self._surroundings = Surroundings(modules)
         for module in modules:
             self._attributes.append((module, dict(module.__dict__)))
             for value in module.__dict__.values():
@@ -136,6 +139,7 @@ class FakeModel:
         for alias, _ in self.aliases:
             if alias.slot is not None:
                 alias.slot.put(alias.tensor)
+        self._surroundings.restore()
 
     def _param_twin(self, param: torch.Tensor) -> nn.Parameter:
         twin = nn.Parameter(fake_tensor(self._mode, param, self._dtype), requires_grad=param.requires_grad)

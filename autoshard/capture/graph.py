@@ -101,6 +101,7 @@ def capture(
     diagnostics += _assumptions(traced)
     diagnostics += _paths(traced, tree)
     diagnostics += _chances(traced, doubts)
+    diagnostics += _left_over(traced)
     return ModelGraph(
         frontend="trace",
         entry=entry,
@@ -231,6 +232,20 @@ def _assumptions(traced: Iterable[Traced]) -> list[Diagnostic]:
             "plan with real data-dependent sizes by passing them in as example inputs",
         )
         for module, op, what in found
+    ]
+
+
+def _left_over(traced: Iterable[Traced]) -> list[Diagnostic]:
+    """One warning for each place outside the model that still holds tensors of a step."""
+    return [
+        Diagnostic(
+            code="AS122",
+            severity="warning",
+            where=place,
+            message="keeps tensors of the captured step, which have no data, and could not be put back",
+            remedy="plan in a process of its own, as the command line does, or empty it before the model runs",
+        )
+        for place in dict.fromkeys(place for one in traced for place in one.kept)
     ]
 
 

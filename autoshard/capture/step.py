@@ -5,9 +5,10 @@ outputs are let go after the loss, as trainers do, so that only what autograd sa
 """
 
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from autoshard.capture.probe import Way, watching_python
 from autoshard.capture.quiet import quiet_machine
 from autoshard.capture.spans import FAILED, ModuleStack, Span
 from autoshard.capture.storages import StorageLog
+from autoshard.capture.surroundings import left_over
 from autoshard.capture.tracer import Tracer
 from autoshard.capture.tree import ModuleTree
 from autoshard.capture.values import Values, may_keep
@@ -53,6 +55,7 @@ class Traced:
         way: the modules that ran and the parameters that were read.
         asked: whose answers, which another rank may get otherwise, the forward asked for.
         draws_in_python: it drew Python's or numpy's global random numbers.
+        kept: places outside the model that still hold tensors of the step.
     """
 
     region: Region
@@ -69,6 +72,7 @@ class Traced:
     way: Way
     asked: Origin
     draws_in_python: bool
+    kept: tuple[str, ...] = ()
 
 
 def trace_step(
@@ -104,19 +108,8 @@ def trace_step(
     stack = ModuleStack(tree, log)
     tracer = Tracer(log, stack, values)
     with quiet_machine(), FakeModel(tree, mode, dtype) as fake:
-        for key, param in fake.params.items():
-            log.add_param(key, param)
-            log.add_real(key, tree.params[key].param, param)
-        for alias, stand_in in fake.aliases:
-            if stand_in is not alias.tensor:
-                log.add_alias(alias.key, alias.place, stand_in)
-        for twin, original in fake.buffers:
-            log.add_given(twin, "buffer")
-            if may_keep(original) and original.device.type == "cpu":
-                values.set(twin, original.detach().clone())
         (args, kwargs), given = fake_pair(pair, mode, values, dtype)
-        for tensor in given:
-            log.add_given(tensor, "input")
+        _introduce(log, values, tree, fake, given)
         if not model.training:
             model.train()
         if outlines is not None and not outlines.off_reason:
@@ -155,9 +148,35 @@ def trace_step(
             draws_in_python=values.answers.draws_in_python,
         )
         del grads
-        for param in fake.params.values():
-            param.grad = None
+        twins = _let_go(fake)
+    # From here on a tensor of the step lives only where somebody else keeps it.
+    del args, kwargs, given, fake, values, tracer, stack
+    if log.has_left_over() or any(twin() is not None for twin in twins):
+        result = replace(result, kept=left_over(mode))
     return result
+
+
+def _introduce(log: StorageLog, values: Values, tree: ModuleTree, fake: FakeModel, given: list[torch.Tensor]) -> None:
+    """Tell the log what is there before the step, and the values of it that are known."""
+    for key, param in fake.params.items():
+        log.add_param(key, param)
+        log.add_real(key, tree.params[key].param, param)
+    for alias, stand_in in fake.aliases:
+        if stand_in is not alias.tensor:
+            log.add_alias(alias.key, alias.place, stand_in)
+    for twin, original in fake.buffers:
+        log.add_given(twin, "buffer")
+        if may_keep(original) and original.device.type == "cpu":
+            values.set(twin, original.detach().clone())
+    for tensor in given:
+        log.add_given(tensor, "input")
+
+
+def _let_go(fake: FakeModel) -> list[weakref.ref]:
+    """Drop the gradients; what tells whether a parameter's twin is still alive."""
+    for param in fake.params.values():
+        param.grad = None
+    return [weakref.ref(param) for param in fake.params.values()]
 
 
 def _run(

@@ -79,6 +79,12 @@ class StorageLog:
         """A tensor that the caller holds on to after the step, such as the loss."""
         self._kept.append(tensor)
 
+    def has_left_over(self) -> bool:
+        """Somebody holds a tensor of the step although the caller lets go of what it kept."""
+        self._kept.clear()
+        self.twins.clear()
+        return any(watcher() is not None for watcher in self._watchers.values())
+
     def begin_backward(self) -> None:
         """From here on ops are backward ops."""
         self.phase, self.ops = "backward", self.backward
