@@ -31,6 +31,7 @@ _HOMES = {
     "make_plan": "autoshard.pipeline",
     "accumulate": "autoshard.runtime",
     "apply_plan": "autoshard.runtime",
+    "read_plan": "autoshard.runtime",
     "clip_grad_norm_": "autoshard.runtime",
     "make_optimizer": "autoshard.runtime",
     "format_plan": "autoshard.report",
@@ -62,6 +63,7 @@ __all__ = [
     "load_plan",
     "make_optimizer",
     "make_plan",
+    "read_plan",
     "save_plan",
 ]
 
@@ -99,4 +101,4 @@ if TYPE_CHECKING:
     from autoshard.plan import Plan, load_plan, save_plan
     from autoshard.report import format_plan
     from autoshard.request import Request
-    from autoshard.runtime import accumulate, apply_plan, clip_grad_norm_, make_optimizer
+    from autoshard.runtime import accumulate, apply_plan, clip_grad_norm_, make_optimizer, read_plan

@@ -30,11 +30,14 @@ MAY_IMPORT = {
         "errors", "sizes", "hardware", "request", "ir", "plan", "capture", "analysis", "verify", "cost", "simulate",
         "planner", "runtime",
     },
+    "studies": {
+        "errors", "sizes", "hardware", "request", "ir", "plan", "capture", "analysis", "verify", "simulate", "pipeline",
+    },
 }  # fmt: skip
 """Parts and what each may import beside itself. ``cli``, ``__init__`` and ``__main__`` may import everything."""
 
 WITH_TORCH = {"capture", "runtime", "integrations"}
-TORCH_FOR_TYPES = {"pipeline"}
+TORCH_FOR_TYPES = {"pipeline", "studies"}
 NARROW = {("capture", "plan"): "autoshard.plan.fingerprint", ("report", "simulate"): "autoshard.simulate.timeline"}
 """Imports of which only one module is meant."""
 

@@ -7,15 +7,21 @@ from typing import Any
 from autoshard.request import OPTIMIZERS, PRECISIONS, Request
 
 
-def add_request_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field of ``Request``."""
+def add_request_options(parser: argparse.ArgumentParser, *, grid: bool = False) -> None:
+    """Add an option for each field of ``Request``.
+
+    Args:
+        parser: of the command.
+        grid: the command has options of its own for several numbers of devices and several allowances.
+    """
     group = parser.add_argument_group("what is asked (what is not given is assumed, and the output names it)")
     group.add_argument(
         "--device",
         help="a device profile such as h100-80gb, a100-80gb or cpu, or a profile's .json file",
     )
-    group.add_argument("--devices", type=int, metavar="N", help="number of devices")
-    group.add_argument("--memory", metavar="SIZE", help="what tensors may occupy on one device, such as 60GiB")
+    if not grid:
+        group.add_argument("--devices", type=int, metavar="N", help="number of devices")
+        group.add_argument("--memory", metavar="SIZE", help="what tensors may occupy on one device, such as 60GiB")
     group.add_argument("--precision", choices=tuple(PRECISIONS), help="bf16 computes in bf16 and reduces in fp32")
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="whose state has to fit as well (default: adamw)")
     group.add_argument(
@@ -48,6 +54,29 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="FQN:NAME",
         help="a method other than forward that runs a module, such as codec:encode; may be given again",
+    )
+
+
+def add_subject_arguments(parser: argparse.ArgumentParser, *, sizes: bool = True) -> None:
+    """Add the model that a command asks about, and what there is to say of its step.
+
+    Args:
+        parser: of the command.
+        sizes: the command takes one batch size and one sequence length.
+    """
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="model.py, model.py:factory, package.module:factory, or a transformers config.json or its folder",
+    )
+    step = parser.add_argument_group("the training step")
+    if sizes:
+        step.add_argument("--batch", type=positive, metavar="N", help="batch size of the inputs")
+        step.add_argument("--seq", type=positive, metavar="N", help="sequence length of the inputs")
+    step.add_argument("--image-size", type=positive, metavar="N", help="edge of the images in the inputs, in pixels")
+    step.add_argument("--entry", metavar="NAME", help="method that runs the step (default: forward)")
+    step.add_argument(
+        "--trust-remote-code", action="store_true", help="run the Python code that lies beside a config.json"
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autoshard.pipeline import PlanResult
     from autoshard.plan import Plan
     from autoshard.runtime.trial import Case
+    from autoshard.studies import Subject
 
 CONFIG_NAME = "config.json"
 
@@ -82,6 +83,42 @@ def verify_source(args: argparse.Namespace, plan: "Plan", progress: "Progress") 
         default_inputs=lambda model: _default_inputs(model, args),
         progress=progress,
     )
+
+
+def load_subject(args: argparse.Namespace, progress: "Progress") -> "Subject":
+    """The model that the arguments name, to be asked any number of questions.
+
+    Args:
+        args: the arguments of a command that asks: ``model``, ``image_size``, ``entry``.
+        progress: told what begins.
+
+    Raises:
+        AutoshardError: there is no such model.
+    """
+    from autoshard.capture import build_model, load_model_file
+    from autoshard.studies import Subject
+
+    entry = args.entry or "forward"
+    if is_config(args.model):
+        from autoshard.integrations.transformers import build_from_config, make_inputs
+
+        progress(f"building {args.model}")
+        model = build_from_config(args.model, trust_remote_code=args.trust_remote_code).model
+
+        def made(batch: int | None, seq: int | None) -> Any:
+            return make_inputs(model, args.model, batch=batch, seq=seq, image_size=args.image_size).pair
+
+        return Subject(model, made, None, entry, progress)
+    progress(f"loading {args.model}")
+    model_file = load_model_file(args.model)
+    built = build_model(model_file)
+
+    def inputs(batch: int | None, seq: int | None) -> Any:
+        sized = argparse.Namespace(**{**vars(args), "batch": batch, "seq": seq})
+        default = _default_inputs(built, sized) if model_file.example_inputs is None else None
+        return model_file.inputs(batch, seq, args.image_size) if default is None else default[0]
+
+    return Subject(built, inputs, model_file.loss, entry, progress)
 
 
 def load_for_training(args: argparse.Namespace) -> "Case":

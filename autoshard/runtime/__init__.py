@@ -20,6 +20,7 @@ from autoshard.runtime.loop import accumulate, clip_grad_norm_, make_optimizer
 from autoshard.runtime.match import match, warn_of_size
 from autoshard.runtime.measure import Meter, measure
 from autoshard.runtime.mesh import make_mesh
+from autoshard.runtime.read import read_plan
 
 __all__ = [
     "Meter",
@@ -29,6 +30,7 @@ __all__ = [
     "dry_run",
     "make_optimizer",
     "measure",
+    "read_plan",
     "record_collectives",
 ]
 

@@ -12,6 +12,7 @@ from autoshard.cli.parser import make_parser
 from autoshard.plan import save_plan
 from tests.cli.test_measure import measured
 from tests.plans import small_plan
+from tests.studies.subjects import GraphSubject
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
@@ -54,6 +55,8 @@ def test_commands_of_the_page_run(command: str, cli, pipeline, tmp_path: Path, m
     save_plan(small_plan(), "plan.json")
     monkeypatch.setattr("autoshard.cli.measure.measure_model_file", measured)
     monkeypatch.setattr("autoshard.cli.verify.verify_source", lambda *args: ())
+    for asking in ("fit", "sweep", "compare"):
+        monkeypatch.setattr(f"autoshard.cli.{asking}.load_subject", lambda *args: GraphSubject())
     monkeypatch.setattr("autoshard.cli.verify.num_param_bytes", lambda args: 0)
     monkeypatch.setattr("autoshard.runtime.trial.train_beside_reference", lambda *args: ())
     done = cli(*shlex.split(command)[1:])
