@@ -218,6 +218,7 @@ def make_ways(name: str, profile: str) -> tuple[list[Way], dict[str, int]]:
         if not any(d.severity == "error" for d in verify_plan(base.decisions, graph, analysis)):
             add(base.name, base.decisions)
     least = simulate(graph, ask(objective="memory"), question).peak_bytes
+    least = min([least, *(way.projected_bytes for way in ways.values())])
     known = allowances(max(way.projected_bytes for way in ways.values()), least)
     for called, allowed in known.items():
         try:
