@@ -19,6 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from autoshard.capture.fitting import fitted
+from autoshard.capture.values import Values
+
 aten = torch.ops.aten
 
 INDEXING = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
@@ -32,12 +35,15 @@ EFFICIENT_ALIGNMENT = {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8}
 class TargetFunctions(TorchFunctionMode):
     """Context in which functions do what they do on the target device, and take fake tensors where they need data.
 
+    ``values`` is asked whether sizes were assumed.
+
     Attributes:
         kernels: how often each attention kernel was picked.
     """
 
-    def __init__(self, device_kind: str) -> None:
+    def __init__(self, device_kind: str, values: Values) -> None:
         super().__init__()
+        self._values = values
         self._is_cuda = device_kind == "cuda"
         self._patches = ExitStack()
         self.kernels: dict[str, int] = {}
@@ -62,6 +68,7 @@ class TargetFunctions(TorchFunctionMode):
             return _stacked(args[0], **kwargs)
         if func in INDEXING and len(args) > 1:
             args = (args[0], _index(args[1]), *args[2:])
+        args, kwargs = fitted(func, args, kwargs, self._values)
         return func(*args, **kwargs)
 
     def attention(

@@ -121,7 +121,7 @@ def trace_step(
             watching_python(values.answers),
             stack.watching(),
             mode,
-            TargetFunctions(device_kind),
+            TargetFunctions(device_kind, values),
             tracer,
             _errors(stack, log),
         ):

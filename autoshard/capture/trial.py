@@ -46,7 +46,7 @@ def try_forward(model: nn.Module, kwargs: dict[str, Any]) -> None:
             torch.compiler.set_stance("force_eager"),
             stack.watching(),
             mode,
-            TargetFunctions("cpu"),
+            TargetFunctions("cpu", values),
             Tracer(log, stack, values),
         ):
             model(**faked)

@@ -289,6 +289,10 @@ class Values:
             indices += [index.new_empty((count,), dtype=torch.long) for _ in range(index.dim())]
         return (args[0], indices, *args[2:])
 
+    def note(self, op: str, what: str) -> None:
+        """Remember an assumption that no module is known for."""
+        self._note("", op, what)
+
     def _note(self, module: str, op: str, what: str) -> None:
         self.assumed.setdefault((module, op, what))
 

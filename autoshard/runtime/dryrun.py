@@ -164,7 +164,7 @@ class _Rehearsal:
                 if self._apply():
                     watch = UnitWatch(model, self._plan)
                     reads = Reads(self._stack, self._log, self._values, watch)
-                    with self._stack.watching(), TargetFunctions(self._device_kind), reads:
+                    with self._stack.watching(), TargetFunctions(self._device_kind, self._values), reads:
                         is_whole = self._step(given, loss, entry, reads)
                     self._found += reads.findings()
                     if is_whole:

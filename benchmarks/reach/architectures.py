@@ -121,9 +121,15 @@ def fit(config: Any) -> None:
         vision.out_hidden_size = width
     elif isinstance(width, int) and vision is not None and config.model_type == "qwen2_vl":
         vision.hidden_size = width
+    if getattr(config, "mm_tokens_per_image", None) and vision is not None:
+        config.mm_tokens_per_image = min(config.mm_tokens_per_image, (vision.image_size // vision.patch_size) ** 2)
     if getattr(config, "image_token_index", 0) is None:
         config.image_token_index = text.vocab_size - 1
     for part in (config, text):
+        if getattr(part, "num_experts_per_tok", 0) is None:
+            part.num_experts_per_tok = 2
+        if getattr(part, "moe_intermediate_size", None):  # kernels of grouped products take multiples of 16 bytes
+            part.moe_intermediate_size += -part.moe_intermediate_size % 8
         rope = getattr(part, "rope_parameters", None)
         if isinstance(rope, dict) and "mrope_section" in {*rope, *part.ignore_keys_at_rope_validation}:
             head = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autoshard.errors import AutoshardError, InfeasibleBudgetError, NoLegalUnitError, VerificationError
+from autoshard.errors import AutoshardError, CaptureError, InfeasibleBudgetError, NoLegalUnitError, VerificationError
 from benchmarks.reach.architectures import make
 
 SEQ = 64
-DEVICE, DEVICES = "h100-80gb", (8, 64, 512)
-"""Where eight devices are too few, more are asked for."""
+MACHINES = (("h100-80gb", 8), ("h100-80gb", 64), ("h100-80gb", 512), ("b200", 512))
+"""Where eight devices are too few, more are asked for; where one layer is too large for a device, a larger one."""
 ROOT_PERCENT = 25
 TAIL = 6
 """Frames of a traceback that are kept."""
@@ -90,17 +90,33 @@ def planned(
     from autoshard.pipeline import run_pipeline
     from autoshard.request import Request
 
-    for devices in DEVICES:
-        request = Request(device=DEVICE, devices=devices, precision="bf16", root_percent=ROOT_PERCENT)
+    def ask(device: str, devices: int, precision: str) -> Any:
+        request = Request(device=device, devices=devices, precision=precision, root_percent=ROOT_PERCENT)
         options: dict[str, Any] = {"progress": stage, "assumed": assumed, "verify": verify}
+        return run_pipeline(model, inputs, loss=loss, entry="forward", request=request, **options)
+
+    precision = "bf16"
+    for device, devices in MACHINES:
         try:
-            result = run_pipeline(model, inputs, loss=loss, entry="forward", request=request, **options)
+            try:
+                result = ask(device, devices, precision)
+            except (VerificationError, CaptureError) as error:
+                if precision == "fp32" or not _mixes_dtypes(error):
+                    raise
+                precision = "fp32"
+                result = ask(device, devices, precision)
             break
         except InfeasibleBudgetError:
-            if devices == DEVICES[-1]:
+            if (device, devices) == MACHINES[-1]:
                 raise
     stage("judging")
-    return {**judge(result), "devices": devices}
+    return {**judge(result), "device": device, "devices": devices, "precision": precision}
+
+
+def _mixes_dtypes(error: AutoshardError) -> bool:
+    """The model's own code meets tensors of two dtypes where its parameters compute in bf16: it trains in fp32 only."""
+    text = str(error)
+    return "bfloat16" in text.lower() and any(words in text for words in ("dtype", "scalar type", "DtypeClash"))
 
 
 def judge(result: Any) -> dict[str, Any]:

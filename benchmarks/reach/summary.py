@@ -24,12 +24,14 @@ def summary(rows: list[Row], title: str) -> str:
     stages = Counter(row["stage"] for row in rows if row["outcome"] == "failed")
     good = sum(counts[outcome] for outcome in GOOD)
     total = max(len(rows), 1)
+    in_fp32 = sum(row["outcome"] == "sound" and row.get("precision") == "fp32" for row in rows)
     indivisible = sum(row["outcome"] == "sound" and bool(row.get("reason")) for row in rows)
     lines = [
         "",
         f"{title}: {len(rows)}",
         f"sound              {counts['sound']:4}  {counts['sound'] / total:6.1%}   "
-        f"({indivisible} of them with more than a quarter in a root that cannot be divided)",
+        f"({indivisible} of them with more than a quarter in a root that cannot be divided; {in_fp32} in fp32, which "
+        "do not run with bf16 parameters)",
         f"rightly refused    {counts['refused']:4}  {counts['refused'] / total:6.1%}   together {good / total:.1%}",
         f"too much in root   {counts['root']:4}",
         f"failed             {counts['failed']:4}  {', '.join(f'{name} {n}' for name, n in stages.most_common())}",

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from autoshard.capture import capture
+from autoshard.errors import CaptureError
 from autoshard.ir import ModelGraph
 from tests.models import build, floats
 
@@ -67,6 +68,8 @@ def test_exact(ask: Any, rows: int) -> None:
         (lambda m, x, t: x[: torch.bincount(x.argmax(1), minlength=4).numel()], 4, "bincount"),
         (lambda m, x, t: x if torch.equal(x, x + 1) else x[:2], 6, "equal"),
         (lambda m, x, t: x[: x.argmax().item()], 1, "_local_scalar_dense"),
+        (lambda m, x, t: x.split((m.lin.weight[:2] > 0).sum(-1).tolist())[0], 3, "split"),
+        (lambda m, x, t: x.flatten()[x.flatten() > 0].reshape(2, 4), 2, "reshape"),
     ],
 )  # fmt: skip
 def test_assumed_and_told(ask: Any, rows: int, op: str) -> None:
@@ -93,3 +96,9 @@ def test_experts_on_demand() -> None:
     assert all(node.num_calls == 1 for node in graph.modules if node.fqn.startswith("experts."))
     assert {d.where for d in graph.diagnostics} == {"(root)"}
     assert len(graph.diagnostics) == 1
+
+
+@pytest.mark.parametrize("ask", [lambda m, x, t: x.split([1, 2])[0], lambda m, x, t: x.flatten().reshape(2, 4)])
+def test_sizes_that_do_not_fit_are_an_error_where_nothing_was_assumed(ask: Any) -> None:
+    with pytest.raises(CaptureError):
+        _rows(ask)
