@@ -16,7 +16,8 @@ from torch import nn
 
 from benchmarks.reach.architectures import architectures, cut, fit, keep_depth, peers
 
-SEQ = 64
+SEQ = 32
+IMAGE = 64
 VOCAB = 512
 EXPERTS = 8
 FACTORS = (16, 12, 8, 6, 4, 3, 2, 1)
@@ -31,6 +32,7 @@ DIVIDED = (
     "q_lora_rank", "kv_lora_rank", "vocab_size_per_layer_input", "embedding_size", "d_inner",
 )  # fmt: skip
 """Fields that are divided by the factor."""
+WIDTHS_BY_STAGE = ("hidden_sizes", "embed_dims", "neck_hidden_sizes", "dims")
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 RANDOMNESS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "mask_time_prob", "mask_feature_prob")
 """Each rank would draw for itself which layers run: the rules warn of it, and a reference has nothing to compare."""
@@ -58,6 +60,7 @@ def small_config(kind: str, factor: int) -> Any:
     fit(config)
     for inner in _all(config):
         _divide(inner, factor)
+        _shrink_image(inner)
         _shorten_vocabulary(inner)
         inner.use_cache = False
     return config
@@ -77,8 +80,21 @@ def _divide(config: Any, factor: int) -> None:
             _set(config, name, 1)
         elif name in EXPERT_COUNTS and type(value) is int:
             _set(config, name, min(value, EXPERTS))
+        elif name in WIDTHS_BY_STAGE and isinstance(value, list | tuple) and all(type(n) is int for n in value):
+            _set(config, name, type(value)(max(n // factor, 1) for n in value))
+        elif name == "depths" and isinstance(value, list | tuple):
+            _set(config, name, type(value)(min(n, LAYERS) for n in value))
         elif name in RANDOMNESS:
             _set(config, name, 0.0)
+
+
+def _shrink_image(config: Any) -> None:
+    """Images of at least four patches along each edge."""
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if type(size) is int and type(patch) is int and patch > 0:
+        smallest = -(-max(4 * patch, IMAGE) // patch) * patch
+        if smallest < size:
+            _set(config, "image_size", smallest)
 
 
 def _shorten_vocabulary(config: Any) -> None:
