@@ -190,7 +190,7 @@ def _run(
                 _drawing(answers.coin),
                 stack.watching(),
                 mode,
-                TargetFunctions(device_kind),
+                TargetFunctions(device_kind, values),
                 steps,
             ):
                 model(*args, **kwargs) if entry == "forward" else stack.run_entry(getattr(model, entry), args, kwargs)
