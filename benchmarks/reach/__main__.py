@@ -28,6 +28,7 @@ RESULTS = ROOT / "build" / "reach.jsonl"
 KEPT = Path(__file__).parent / "results.jsonl"
 LIMIT_S = {"cut": 900, "full": 1800, "none": 900}
 LIMIT_GIB = 6
+STRIDE = 11
 
 Job = tuple[str, str, str]
 """Model type or name, class, and depth: cut, full, or none for a model of another library."""
@@ -61,7 +62,10 @@ def main() -> int:
 
 
 def wanted_jobs() -> list[Job]:
-    """Every model: the architectures that build by default, the deep ones last, then those that need more."""
+    """Every model: the architectures that build by default, the deep ones last, then those that need more.
+
+    Like ones stand apart, so that the results of a run that was stopped tell of all kinds.
+    """
     from benchmarks.reach.architectures import architectures, keep_depth, peers
     from benchmarks.reach.others import OTHERS
 
@@ -70,7 +74,8 @@ def wanted_jobs() -> list[Job]:
     full = keep_depth([kind for kind in classes if kind in known])
     jobs = [(kind, cls, "full" if kind in full else "cut") for kind, cls in classes.items()]
     others = [(name, "", "none") for name in OTHERS]
-    return [*sorted(jobs, key=lambda job: (job[0] not in known, job[2] == "full")), *others]
+    apart = {job[0]: place % STRIDE for place, job in enumerate(jobs)}
+    return [*sorted(jobs, key=lambda job: (job[0] not in known, job[2] == "full", apart[job[0]])), *others]
 
 
 def run(jobs: list[Job], args: argparse.Namespace) -> None:
