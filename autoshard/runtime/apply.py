@@ -20,7 +20,8 @@ from autoshard.runtime.buffers import Lost, fill_after_to_empty, require_filled
 from autoshard.runtime.dtypes import mixed_precision
 from autoshard.runtime.follow import belongings, follow
 from autoshard.runtime.match import Matched
-from autoshard.runtime.root_calls import RootCalls, average_gradients, reshard_after_evaluation
+from autoshard.runtime.replicated import AverageReplicated
+from autoshard.runtime.root_calls import RootCalls, reshard_after_evaluation
 
 TORCH_ERRORS = (RuntimeError, ValueError, AssertionError, NotImplementedError, TypeError, AttributeError, IndexError)
 """What ``fully_shard`` and its neighbours raise on what they do not support."""
@@ -68,8 +69,8 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
         _guarded(("",), "flags", model.set_reduce_scatter_unused_params, True)
     kept = [modules[0] for unit, modules in zip(plan.units, matched.units, strict=True) if not unit.reshard]
     fill_after_to_empty(model, lost)
-    before = (require_filled(lost), average_gradients(model, plan.replicated, mesh))
-    around = RootCalls(before, reshard_after_evaluation(kept))
+    replicated = AverageReplicated(model, plan.replicated, mesh)
+    around = RootCalls((require_filled(lost), replicated.before), (replicated.after, reshard_after_evaluation(kept)))
     around.install(model, [name for fqn, name in registered_methods(plan) if fqn == ""])
 
 

@@ -36,7 +36,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             for and copied into the unsharded parameters), ``compute`` (ops run), ``reshard`` (unsharded parameters are
             freed), ``flush`` (the last all-gather buffer of forward is freed), ``release`` (the oldest reduce-scatter
             input is waited for and freed), ``reduce`` (gradients are copied and a reduce-scatter is issued),
-            ``average`` (the gradient of a replicated parameter is averaged), ``settle`` (what a unit still holds at the
+            ``average`` (gradients of replicated parameters are averaged), ``settle`` (what a unit still holds at the
             end of backward is freed), ``finish`` (compute waits for all reductions), ``next inputs`` (the
             outputs of the micro-batch before are let go, the inputs of the next are cast), ``merge`` (whole gradients
             are added to those kept from earlier micro-batches, and freed), ``keep`` (whole gradients are cast to the
@@ -49,7 +49,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         gradients: gradients that appear during ``compute``: (op, key of the parameter).
         merged: gradients that autograd adds to ones that are there during ``compute``, and frees: (first op without
             it, key of the parameter).
-        key: the replicated parameter of ``average``.
+        key: dtype of the replicated parameters of ``average``.
         keys: the parameters of ``merge`` and ``keep``.
         is_deferred: the all-gather's buffer outlives the copy-out (forward), until the next copy-out is done.
         drops_gather: ``settle`` frees an all-gather that nobody waited for, not an all-reduce's buffer.

@@ -235,7 +235,8 @@ def _reduce_clocks(setup: Setup, draft: Draft, event: Event) -> None:
 
 def _average(setup: Setup, draft: Draft, event: Event) -> None:
     """An all-reduce for each axis of the mesh, and compute waits for each."""
-    num_bytes = setup.gradient_bytes[event.key]
+    num_bytes = setup.averaged_bytes[event.key]
+    draft.add(REDUCE_SCATTER, num_bytes)
     for axis, group in enumerate(reversed(setup.mesh_groups)):
         free_ns = draft.shard_ns if axis == 0 else draft.replicate_ns
         end_ns = max(draft.compute_ns, draft.host_ns, free_ns) + all_reduce_ns(num_bytes, group)
@@ -244,6 +245,7 @@ def _average(setup: Setup, draft: Draft, event: Event) -> None:
             draft.shard_ns = end_ns
         else:
             draft.replicate_ns = end_ns
+    draft.add(REDUCE_SCATTER, -num_bytes)
 
 
 def _settle(setup: Setup, draft: Draft, event: Event) -> None:

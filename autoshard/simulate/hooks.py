@@ -4,16 +4,17 @@ This is the logic of FSDP2 without bytes or time: the state machine of each para
 The names in comments are those of ``torch/distributed/fsdp/_fully_shard`` (torch 2.13). The fold adds bytes and time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph
+from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions
 from autoshard.simulate.event import Event, Kind, Phase
 from autoshard.simulate.group import Group
-from autoshard.simulate.profile import GradientMoment, ModuleRun, StepProfile
-from autoshard.simulate.units import Reduction, UnitSizes
+from autoshard.simulate.profile import ModuleRun, StepProfile
+from autoshard.simulate.units import Reduction, UnitSizes, averaged_bytes
 
 _POST_BACKWARD, _REPLAYED, _PRE_BACKWARD, _REPLAY = range(4)
 """Turns of the hooks that stand at one position: what ends comes before what begins."""
@@ -80,6 +81,7 @@ class _Replay:
         self.owner = {key: group for group in self.groups for key in group.sizes.keys}
         self.births = [(moment.born, moment.key) for moment in profile.gradients]
         self.merges: list[tuple[int, str]] = []
+        self.averaged = tuple(averaged_bytes(Tree.of(graph), decisions))
         self.events: list[Event] = []
         if has_gradients:
             for moment in profile.gradients:
@@ -212,6 +214,8 @@ class _Replay:
             hook()
         self._compute(self.profile.num_ops)
         self._final_callback()
+        for dtype in self.averaged:
+            self._event("average", key=dtype)
 
     def _pre_forward_again(self, module: str) -> None:
         """``_pre_forward`` of a module that runs again: a unit inside the recomputed part is gathered as in forward."""
@@ -336,24 +340,7 @@ class _Replay:
             group.is_unsharded = False
 
     def _compute(self, until: int) -> None:
-        """Ops up to a position, cut where the gradient of a replicated parameter is complete."""
-        if until <= self.position:
-            return
-        for moment in self._averaged(until):
-            self._ops(moment.complete + 1)
-            self._event("average", key=moment.key)
-        self._ops(until)
-
-    def _averaged(self, until: int) -> Iterable[GradientMoment]:
-        if not self.decisions.replicated:
-            return ()
-        moments = [moment for moment in self.profile.gradients if moment.key not in self.owner]
-        return sorted(
-            (moment for moment in moments if self.position <= moment.complete < until),
-            key=lambda moment: (moment.complete, moment.key),
-        )
-
-    def _ops(self, until: int) -> None:
+        """Ops up to a position."""
         if until <= self.position:
             return
         first = self.num_born

@@ -48,6 +48,7 @@ class Setup:
         profile: the step on one device.
         units: sizes of the plan's units.
         gradient_bytes: whole gradients by parameter key.
+        averaged_bytes: gradients of replicated parameters that one reduction averages, by dtype.
         replicated_bytes: bytes of the parameters that no unit shards.
         mesh_groups: groups over which gradients of replicated parameters are averaged, by mesh axis.
         num_replicas: size of the replicate axis.
@@ -62,6 +63,7 @@ class Setup:
     profile: StepProfile
     units: tuple[UnitSizes, ...]
     gradient_bytes: dict[str, int]
+    averaged_bytes: dict[str, int]
     replicated_bytes: int
     mesh_groups: tuple[Group, ...]
     num_replicas: int

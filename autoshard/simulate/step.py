@@ -12,7 +12,7 @@ from autoshard.simulate.optimizer import clip_bytes, optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
 from autoshard.simulate.state import Setup, start
 from autoshard.simulate.timeline import Collective, Timeline
-from autoshard.simulate.units import Links, unit_sizes
+from autoshard.simulate.units import Links, averaged_bytes, unit_sizes
 
 
 def simulate(
@@ -45,9 +45,7 @@ def simulate(
     events = step_events(graph, decisions, setup.units, profile, clips=question.clip, has_gradients=has_gradients)
     first = start(setup, has_state=not is_first, has_gradients=has_gradients)
     summits, end = fold(setup, first, events)
-    params = Tree.of(graph).params
-    dtypes = {key: params[key].dtype for key in decisions.replicated}
-    return Timeline(setup=setup, start=first, events=events, summits=summits, end=end, dtypes=dtypes)
+    return Timeline(setup=setup, start=first, events=events, summits=summits, end=end)
 
 
 def expected_collectives(
@@ -79,6 +77,7 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
         profile=profile,
         units=units,
         gradient_bytes=gradient_bytes,
+        averaged_bytes=averaged_bytes(tree, decisions),
         replicated_bytes=sum(tree.params[key].nbytes for key in decisions.replicated),
         mesh_groups=(shard,) if len(roles) == 1 else (replicate, shard),
         num_replicas=num_replicas,

@@ -47,7 +47,7 @@ class Collective:
 
     Attributes:
         kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
-        unit: name of the unit, or key of the replicated parameter.
+        unit: name of the unit; empty for the replicated parameters together.
         phase: ``forward`` or ``backward``.
         num_bytes: its large buffer: the all-gather's output, the reduce-scatter's input, the all-reduce's buffer.
         dtype: of the buffer.
@@ -70,7 +70,6 @@ class Timeline:
         events: the events in order.
         summits: the most that is alive in each phase.
         end: the device after the step.
-        dtypes: dtype of each replicated parameter's gradient, by key.
     """
 
     setup: Setup
@@ -78,7 +77,6 @@ class Timeline:
     events: tuple[Event, ...]
     summits: tuple[Summit, ...]
     end: State
-    dtypes: dict[str, str]
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -170,8 +168,7 @@ class Timeline:
                     yield _collective("all_reduce", unit.name, event, reduction.output_bytes, reduction.dtype)
             elif event.kind == "average":
                 for _ in self.setup.mesh_groups:
-                    num_bytes, dtype = self.setup.gradient_bytes[event.key], self.dtypes[event.key]
-                    yield _collective("all_reduce", event.key, event, num_bytes, dtype)
+                    yield _collective("all_reduce", "", event, self.setup.averaged_bytes[event.key], event.key)
 
     def projection(self, question: Question) -> Projection:
         """What the plan says of its costs."""

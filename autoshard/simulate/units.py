@@ -376,3 +376,16 @@ def _reduce_dtype(computed: list[str], trained: list[bool], precision: Precision
     if precision.reduce != "same":
         return precision.reduce
     return next((dtype for dtype, is_trained in zip(computed, trained, strict=True) if is_trained), "float32")
+
+
+def averaged_bytes(tree: Tree, decisions: Decisions) -> dict[str, int]:
+    """Bytes that average the gradients of replicated parameters, by dtype: the gradients, and a count for each.
+
+    As ``runtime/replicated.py`` lays them out.
+    """
+    found: dict[str, int] = {}
+    for key in decisions.replicated:
+        param = tree.params[key]
+        if param.requires_grad:
+            found[param.dtype] = found.get(param.dtype, 0) + param.nbytes + DTYPE_BYTES[param.dtype]
+    return found

@@ -269,3 +269,38 @@ def test_meta_then_plan_then_init_with_a_seed_by_rank() -> None:
     for first, eighth, ratio in run_ranks(_meta_then_init):
         assert first != eighth
         assert ratio < 1
+
+
+class Sometimes(nn.Module):
+    """A scalar that only ranks with a positive first entry use; another that none uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.spare = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y * self.scale if x[0, 0] > 0 else y
+
+
+def _skipped_on_one_rank(rank: int, world: int) -> tuple[float, bool]:
+    torch.manual_seed(0)
+    model = Sometimes()
+    apply_plan(model, decide(model, [*ROOT], replicated=("scale", "spare"), reduce_unused=True))
+    x = torch.ones(1, 4) * (1 - 2 * rank)
+    out = model(x)
+    out.sum().backward()
+    grad = model.scale.grad
+    assert grad is not None
+    return grad.item() * world - (out.sum() / model.scale).item() * (rank == 0), model.spare.grad is None
+
+
+@pytest.mark.slow
+def test_a_replicated_parameter_that_one_rank_does_not_use_is_averaged_and_nothing_hangs() -> None:
+    (first, no_grad), (second, _) = run_ranks(_skipped_on_one_rank, seconds=60)
+    assert no_grad
+    assert abs(first) < 1e-6
+    torch.manual_seed(0)
+    assert abs(second - Sometimes().linear(torch.ones(1, 4)).sum().item()) < 1e-6

@@ -117,17 +117,27 @@ def shard(model: nn.Module, plan: Decisions) -> None:
             ignored_params=replicated or None,
             shard_placement_fn=lambda param, dims=dims: Shard(dims[param]) if param in dims else None,
         )
-    for param in replicated:
-        param.register_post_accumulate_grad_hook(lambda param: _average(param, mesh))
+    if replicated:
+        ordered = [params[key] for key in plan.replicated]
+        for param in ordered[:1]:
+            param.register_post_accumulate_grad_hook(
+                lambda _: torch.autograd.Variable._execution_engine.queue_callback(lambda: _average(ordered, mesh))
+            )
     if plan.reduce_unused:
         model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
 
 
-def _average(param: torch.Tensor, mesh: DeviceMesh) -> None:
-    assert param.grad is not None
+@torch.no_grad()
+def _average(params: Sequence[torch.Tensor], mesh: DeviceMesh) -> None:
+    """All of one dtype in one buffer, with one more element for each."""
+    grads = [param.grad for param in params if param.grad is not None]
+    assert len(grads) == len(params)
+    whole = torch.cat([*(grad.reshape(-1) for grad in grads), grads[0].new_ones(len(grads))])
     for axis in range(mesh.ndim):
-        dist.all_reduce(param.grad, group=mesh.get_group(axis))
-    param.grad /= mesh.size()
+        dist.all_reduce(whole, group=mesh.get_group(axis))
+    parts = whole[: -len(grads)].div_(mesh.size()).split([grad.numel() for grad in grads])
+    for grad, part in zip(grads, parts, strict=True):
+        grad.copy_(part.view_as(grad))
 
 
 def _warm_up(
