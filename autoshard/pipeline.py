@@ -15,24 +15,12 @@ import msgspec
 
 from autoshard import __version__
 from autoshard.analysis import Analysis, analyze
-from autoshard.capture import (
-    build_model,
-    capture,
-    capture_tree,
-    find_accelerator,
-    fingerprint_items,
-    load_model_file,
-)
-from autoshard.capture.inputs import read_pairs
-from autoshard.capture.model_file import ModelFile
-from autoshard.capture.sizes import SizedInputs, capture_far, is_far
-from autoshard.capture.substitute import ASSUMED as SUBSTITUTED
-from autoshard.capture.substitute import substituted
 from autoshard.errors import Diagnostic, GraphError, RequestError, VerificationError
 from autoshard.hardware import known_profiles, load_profile
 from autoshard.ir import ModelGraph
 from autoshard.ir.check import check
 from autoshard.plan import Alternative, Decisions, Plan, Projection, Provenance, fingerprint
+from autoshard.plan.fingerprint import FingerprintItems
 from autoshard.plan.schema import VERSION
 from autoshard.planner import Baseline, Candidate, Found, baselines, search, with_small_root
 from autoshard.request import LEVELS, Question, Request, resolve
@@ -42,6 +30,8 @@ from autoshard.verify import verify_plan
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from autoshard.capture.model_file import ModelFile
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 GivenInputs = Inputs | Sequence[Inputs] | Callable[..., Inputs | Sequence[Inputs]]
@@ -132,6 +122,8 @@ def make_plan(
         ('',)
     """
     if batch is not None or seq is not None:
+        from autoshard.capture.inputs import read_pairs
+
         inputs = sized_inputs(functools.partial(read_pairs, inputs), batch, seq)
     return run_pipeline(
         model,
@@ -181,6 +173,9 @@ def plan_model_file(
     """
     resolve(request)  # a bad option is told before any work
     progress(f"loading {spec}")
+    from autoshard.capture import build_model, load_model_file
+    from autoshard.capture.substitute import ASSUMED, substituted
+
     with substituted(attention):
         model_file: ModelFile = load_model_file(spec)
         model = build_model(model_file, attention)
@@ -201,7 +196,7 @@ def plan_model_file(
             outline=outline,
             verify=verify,
             progress=progress,
-            assumed=assumed if attention is None else (SUBSTITUTED, *assumed),
+            assumed=assumed if attention is None else (ASSUMED, *assumed),
         )
 
 
@@ -226,6 +221,8 @@ def run_pipeline(
     if not isinstance(entry, str) or not entry.isidentifier():
         raise RequestError("entry", entry, "the name of a method of the model")
     _require_level(verify, frontend)
+    from autoshard.capture import find_accelerator
+
     question = resolve(request, find_accelerator())
 
     progress("capturing one training step")
@@ -239,8 +236,29 @@ def run_pipeline(
         if any(d.severity == "error" for d in told):
             raise VerificationError(tuple(d for d in told if d.severity == "error"))
 
-    plan = _assemble(model, graph, answer, assumed, verify, told)
+    plan = _assemble(graph, answer, assumed, verify, told)
     return PlanResult(plan=plan, graph=graph, analysis=answer.analysis, question=question, timeline=found.timeline)
+
+
+def plan_captured(
+    graph: ModelGraph, question: Question, assumed: tuple[str, ...], progress: Progress = lambda stage: None
+) -> PlanResult:
+    """The plan for a step that was captured before; verified by the rules, without torch.
+
+    Args:
+        graph: captured in the question's compute dtype for its kind of device.
+        question: what is asked; it registers no methods.
+        assumed: what was assumed of the model and its inputs.
+        progress: told the name of each stage as it begins.
+
+    Raises:
+        AutoshardError: whatever ``plan_graph`` raises.
+    """
+    answer = plan_graph(graph, question, (), progress)
+    plan = _assemble(graph, answer, assumed, "rules", answer.told)
+    return PlanResult(
+        plan=plan, graph=graph, analysis=answer.analysis, question=question, timeline=answer.found.timeline
+    )
 
 
 def plan_graph(
@@ -326,6 +344,8 @@ def verify_model(
     if not callable(getattr(model, plan.entry, None)):
         what = f"it is to run the step, but {type(model).__name__} has no such method"
         return (Diagnostic(code="AS230", severity="error", where=plan.entry, message=what),)
+    from autoshard.capture import capture
+
     kind = _device_kind(plan)
     progress("capturing one training step")
     dtype = "float32" if plan.precision.param == "same" else plan.precision.param
@@ -370,6 +390,9 @@ def verify_model_file(
     """
     _require_level(level, "trace")
     progress(f"loading {spec}")
+    from autoshard.capture import build_model, load_model_file
+    from autoshard.capture.substitute import substituted
+
     with substituted(attention):
         model_file = load_model_file(spec)
         model = build_model(model_file, attention)
@@ -407,6 +430,7 @@ def _dry_run(
     graph: ModelGraph,
 ) -> tuple[Diagnostic, ...]:
     # Imported here: a plan without a dry run needs no torch.distributed.
+    from autoshard.capture.inputs import read_pairs
     from autoshard.runtime import dry_run
 
     pairs = read_pairs(inputs)
@@ -431,6 +455,10 @@ def capture_step(
         CaptureError: the step does not run on these inputs.
         GraphError: what was captured is not consistent.
     """
+    # Imported here, as everywhere in this file: a question about a step that was captured before needs no torch.
+    from autoshard.capture import capture, capture_tree
+    from autoshard.capture.sizes import SizedInputs, capture_far
+
     if frontend == "tree":
         return _checked(capture_tree(model, entry=entry))
     if frontend != "trace":
@@ -468,6 +496,8 @@ def sized_inputs(
     Raises:
         AutoshardError: whatever ``make`` raises.
     """
+    from autoshard.capture.sizes import SizedInputs, is_far
+
     return SizedInputs(make=make, batch=batch, seq=seq) if is_far(batch, seq) else make(batch, seq)
 
 
@@ -556,8 +586,14 @@ def _projection(timeline: Timeline, question: Question, graph: ModelGraph) -> Pr
     return projection
 
 
+def _fingerprint_items(graph: ModelGraph) -> FingerprintItems:
+    return FingerprintItems(
+        params=tuple((each.key, each.aliases, each.shape, each.dtype, each.requires_grad) for each in graph.params),
+        buffers=tuple(buffer.name for buffer in graph.buffers),
+    )
+
+
 def _assemble(
-    model: "nn.Module",
     graph: ModelGraph,
     answer: Answer,
     assumed: tuple[str, ...],
@@ -571,7 +607,7 @@ def _assemble(
     return Plan(
         **{name: getattr(decisions, name) for name in decisions.__struct_fields__},
         version=VERSION,
-        fingerprint=fingerprint(fingerprint_items(model), named),
+        fingerprint=fingerprint(_fingerprint_items(graph), named),
         soundness="assumed" if graph.frontend == "tree" else level,
         optimal=found.optimal,
         projection=_projection(found.timeline, question, graph),

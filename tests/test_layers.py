@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "request": {"errors", "sizes", "hardware"},
     "ir": {"errors"},
     "plan": {"errors", "sizes", "request"},
+    "cache": {"ir"},
     "capture": {"errors", "ir", "request", "hardware", "plan"},
     "analysis": {"errors", "findings", "ir"},
     "verify": {"errors", "findings", "ir", "analysis", "plan", "request"},

@@ -4,7 +4,7 @@ import argparse
 from typing import NoReturn
 
 from autoshard import __version__
-from autoshard.cli import calibrate, compare, explain, fit, inspect, measure, plan, sweep, verify
+from autoshard.cli import cache, calibrate, compare, explain, fit, inspect, measure, plan, sweep, verify
 from autoshard.cli.exits import EXIT_CODES
 from autoshard.cli.output import write_error
 
@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"autoshard {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (plan, inspect, verify, measure, calibrate, fit, sweep, compare, explain):
+    for command in (plan, inspect, verify, measure, calibrate, fit, sweep, compare, explain, cache):
         added = commands.add_parser(
             command.NAME,
             help=command.HELP,

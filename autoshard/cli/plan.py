@@ -14,6 +14,7 @@ from autoshard.errors import PlanFormatError
 from autoshard.plan import Plan, encode_plan, require_supported, save_plan
 from autoshard.plan.save import require_writable, write_whole
 from autoshard.report import format_diagnostics, format_plan, format_table, format_verdict, memory_table, units_table
+from autoshard.report.table import Table
 from autoshard.request import LEVELS, resolve
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trace every block, also those that are alike; the plan is the same, and takes longer",
     )
     step.add_argument(
+        "--no-cache",
+        dest="cache",
+        action="store_false",
+        help="capture the step again, and keep nothing of it for the next question",
+    )
+    step.add_argument(
         "--verify",
         choices=LEVELS,
         default="rules",
@@ -80,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--timeline", metavar="FILE", help="also write the step under the plan to this file, event by event, as JSON"
     )
+    shown.add_argument("--timings", action="store_true", help="print on stderr where the time went")
     shown.add_argument("--quiet", action="store_true", help="print one line, and no progress")
 
 
@@ -95,12 +103,17 @@ def run(args: argparse.Namespace) -> int:
     # What the user's own code prints must not get into the JSON.
     with progress, contextlib.redirect_stdout(sys.stderr):
         result = plan_source(args, request, progress)
+    progress.timings.begin("writing")
     if args.output is not None:
         save_plan(result.plan, args.output)
     if args.timeline is not None:
         write_whole(args.timeline, format_record(result))
     _warn_if_unsupported(result.plan)
     _print(args, result)
+    if args.timings:
+        headers = ("stage", "seconds", "cpu seconds")
+        rows = tuple(progress.timings.rows())
+        write_error(format_table(Table(title="where the time went", headers=headers, rows=rows, numeric=headers[1:])))
     return 0
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoshard.cli.remembered import with_cache
 from autoshard.request import Request
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ def plan_source(args: argparse.Namespace, request: Request, progress: "Progress"
     Raises:
         AutoshardError: there is no such model, or no plan for it.
     """
+    return with_cache(args, request, progress, _plan)
+
+
+def _plan(args: argparse.Namespace, request: Request, progress: "Progress") -> "PlanResult":
     if is_config(args.model):
         return _plan_config(args, request, progress)
     from autoshard.pipeline import plan_model_file

@@ -43,6 +43,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     module = ModuleType("autoshard.pipeline")
     module.plan_model_file = stand_in.plan_model_file  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "autoshard.pipeline", module)
+    monkeypatch.setattr("autoshard.cli.remembered._question", lambda args, request: None)  # nothing is captured
     return stand_in
 
 
