@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autoshard.capture import find_accelerator
+from autoshard.capture.inputs import read_pairs
 from autoshard.ir import ModelGraph
-from autoshard.pipeline import Answer, capture_step, named_methods, plan_graph
+from autoshard.pipeline import Answer, capture_step, named_methods, plan_graph, sized_inputs
 from autoshard.request import Question, Request, resolve
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Subject:
         if key not in self._graphs:
             sizes = [f"{name} {size}" for name, size in (("batch", batch), ("sequence length", seq)) if size]
             self.progress("capturing one training step" + (f" of {', '.join(sizes)}" if sizes else ""))
-            inputs = self.make_inputs(batch, seq)
+            inputs = sized_inputs(lambda *given: read_pairs(self.make_inputs(*given)), batch, seq)
             self._graphs[key] = capture_step(self.model, inputs, self.loss, self.entry, question)
         return self._graphs[key]
 

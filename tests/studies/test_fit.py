@@ -95,3 +95,13 @@ def test_a_real_model_is_captured_once_for_each_batch() -> None:
     assert len(captures) == len(set(captures)) > 2
     subject.ask(Request(device="cpu", devices=4, memory="1GiB"), batch=found.value)
     assert len([stage for stage in stages if stage.startswith("capturing")]) == len(captures)
+
+
+def test_a_far_sequence_is_extrapolated() -> None:
+    request = Request(device="h100-80gb", devices=2, memory="40GiB", precision="fp32", recompute="none")
+    subject = Subject(_Net(), lambda batch, seq: ((torch.zeros(batch or 1, seq or 1, 32, device="meta"),), {}))
+    far = subject.ask(request, seq=2**20).found.timeline.peak_bytes
+    near = [subject.ask(request, seq=length).found.timeline.peak_bytes for length in (2**14, 2**15)]
+    # Activations grow with the sequence and nothing else does; a plan may hold the parameters once more or less.
+    each = (near[1] - near[0]) // 2**14
+    assert abs(far - near[0] - each * (2**20 - 2**14)) <= sum(4 * param.numel() for param in _Net().parameters())
