@@ -56,7 +56,7 @@ bench-reach: $(VENV)/.installed-dev  ## plan every architecture of transformers,
 	$(BIN)/python -m benchmarks.reach
 
 bench-memory: $(VENV)/.installed-dev  ## train models in many configurations, projected beside measured bytes
-	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python -m benchmarks.memory
 
 bench-plans: $(VENV)/.installed-dev  ## plan 11 models in five worlds beside the baselines, under the cost model
 	$(BIN)/python benchmarks/plans.py
