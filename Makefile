@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-plans bench-real clean
+.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-replay bench-plans bench-real clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -57,6 +57,9 @@ bench-reach: $(VENV)/.installed-dev  ## plan every architecture of transformers,
 
 bench-memory: $(VENV)/.installed-dev  ## train models in many configurations, projected beside measured bytes
 	$(BIN)/python -m benchmarks.memory
+
+bench-replay: $(VENV)/.installed-dev  ## time a projection beside torch's FSDPMemTracker
+	$(BIN)/python -m benchmarks.memory.replay
 
 bench-plans: $(VENV)/.installed-dev  ## plan 11 models in five worlds beside the baselines, under the cost model
 	$(BIN)/python benchmarks/plans.py

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from autoshard.cost import all_reduce_ns
 from autoshard.simulate.event import Event, Phase
-from autoshard.simulate.profile import StepProfile
 from autoshard.simulate.state import (
     ACTIVATIONS,
     ALL_GATHER,
@@ -150,15 +149,19 @@ def _compute(setup: Setup, draft: Draft, event: Event) -> None:
     if event.merged:
         # What autograd adds to a gradient that is there is gone before the next op.
         changes = sorted([*changes, *((op, -setup.gradient_bytes[key]) for op, key in event.merged)])
-    for op, num_bytes in changes:
-        _note_ops(profile, draft, first, op)
-        first = max(first, op)
-        # The op that bears a gradient also frees and allocates activations: only the sum during it counts.
+    during = profile.during
+    others = draft.total - draft.live[ACTIVATIONS]
+    # The op that bears a gradient also frees and allocates activations: only the sum during it counts.
+    for op, num_bytes in (*changes, (stop, 0)):
+        if op > first:
+            most = max(during[first:op])
+            if others + most > draft.high:
+                _climb_to(draft, others, most, first + during[first:op].index(most))
+            first = op
         draft.live[UNSHARDED_GRADS] += num_bytes
-        draft.total += num_bytes
-    _note_ops(profile, draft, first, stop)
-    draft.total += profile.between[stop] - draft.live[ACTIVATIONS]
+        others += num_bytes
     draft.live[ACTIVATIONS] = profile.between[stop]
+    draft.total = others + profile.between[stop]
     launching_ns = profile.launch_ns * (profile.launched[stop] - profile.launched[event.start])
     draft.compute_ns = max(draft.compute_ns, draft.host_ns) + profile.elapsed_ns[stop] - profile.elapsed_ns[event.start]
     if setup.is_serial:
@@ -167,16 +170,10 @@ def _compute(setup: Setup, draft: Draft, event: Event) -> None:
     draft.compute_ns = max(draft.compute_ns, draft.host_ns)
 
 
-def _note_ops(profile: StepProfile, draft: Draft, first: int, stop: int) -> None:
-    if first >= stop:
-        return
-    during = profile.during[first:stop]
-    most = max(during)
-    total = draft.total - draft.live[ACTIVATIONS] + most
-    if total > draft.high:
-        live = draft.live.copy()
-        live[ACTIVATIONS] = most
-        draft.high, draft.high_live, draft.high_op = total, tuple(live), first + during.index(most)
+def _climb_to(draft: Draft, others: int, activations: int, op: int) -> None:
+    live = draft.live.copy()
+    live[ACTIVATIONS] = activations
+    draft.high, draft.high_live, draft.high_op = others + activations, tuple(live), op
 
 
 def _reshard(setup: Setup, draft: Draft, event: Event) -> None:

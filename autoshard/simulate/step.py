@@ -12,7 +12,7 @@ from autoshard.simulate.optimizer import clip_bytes, optimizer_sizes
 from autoshard.simulate.profile import StepProfile, profile_step
 from autoshard.simulate.state import Setup, start
 from autoshard.simulate.timeline import Collective, Timeline
-from autoshard.simulate.units import Links, averaged_bytes, unit_sizes
+from autoshard.simulate.units import Links, UnitSizes, averaged_bytes, unit_sizes
 
 
 def simulate(
@@ -71,7 +71,7 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
     gradient_bytes = {key: gradient.unsharded_bytes for unit in units for key, gradient in unit.gradients}
     gradient_bytes |= {key: tree.params[key].nbytes for key in decisions.replicated}
     ran = [unit for unit in units if any(module in profile.runs for module in unit.modules)]
-    present = {moment.key for moment in profile.gradients}
+    leaves_zeros = question.zero_grad == "zeros"
     sizes = optimizer_sizes(question.optimizer, tree, ran, decisions, device.kind, reached)
     return Setup(
         profile=profile,
@@ -84,15 +84,18 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
         optimizer=sizes,
         unit_host_ns=device.unit_host_ns,
         is_serial=device.overlap == "none",
-        left_gradient_bytes=(
-            sum(
-                size.sharded_bytes
-                for unit in ran
-                for key, size in unit.gradients
-                if key in present or decisions.reduce_unused
-            ),
-            sum(gradient_bytes[key] for key in decisions.replicated if key in present),
-        ),
-        frees_gradients=question.zero_grad == "none",
+        left_gradient_bytes=_left(decisions, profile, ran, gradient_bytes) if leaves_zeros else (0, 0),
+        frees_gradients=not leaves_zeros,
         clip_bytes=clip_bytes(sizes.num_trained),
     )
+
+
+def _left(
+    decisions: Decisions, profile: StepProfile, ran: list[UnitSizes], gradient_bytes: dict[str, int]
+) -> tuple[int, int]:
+    """Gradients at the end of a step: shards, and whole ones of replicated parameters."""
+    present = {moment.key for moment in profile.gradients}
+    shards = sum(
+        size.sharded_bytes for unit in ran for key, size in unit.gradients if key in present or decisions.reduce_unused
+    )
+    return shards, sum(gradient_bytes[key] for key in decisions.replicated if key in present)

@@ -60,8 +60,8 @@ def format_results(lines: list[Line]) -> str:
             _summary("peak of the step", peaks),
             _summary("peak of a phase", every),
             _summary("a kind at the peak", kinds),
-            f"a projection takes {1000 * statistics.median(line['project_seconds'] for line in measured):.2f} ms of CPU "
-            "(median; the profile of the step once before)",
+            f"a projection takes {1000 * statistics.median(line['project_seconds'] for line in measured):.2f} ms of "
+            "CPU (median; the profile of the step once before)",
         ]
     text += _peer_lines(lines, measured)
     failed = [line for line in lines if line["state"] == "failed"]
