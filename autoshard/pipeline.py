@@ -24,7 +24,15 @@ from autoshard.plan.fingerprint import FingerprintItems
 from autoshard.plan.schema import VERSION
 from autoshard.planner import Baseline, Candidate, Found, baselines, search, with_small_root
 from autoshard.request import LEVELS, Question, Request, resolve
-from autoshard.simulate import Timeline, peak_parts, phase_peaks, profile_step, simulate, stretches
+from autoshard.simulate import (
+    Timeline,
+    not_modelled,
+    peak_parts,
+    phase_peaks,
+    profile_step,
+    simulate,
+    stretches,
+)
 from autoshard.sizes import format_ns
 from autoshard.verify import verify_plan
 
@@ -579,6 +587,7 @@ def _projection(timeline: Timeline, question: Question, graph: ModelGraph) -> Pr
         phases=phase_peaks(timeline),
         parts=peak_parts(timeline, graph),
         course=stretches(timeline),
+        not_modelled=not_modelled(timeline, graph, question),
     )
     if graph.frontend == "tree":
         unseen = "activations, temporaries of ops and the time of all computation, which the module tree does not show"

@@ -16,6 +16,7 @@ from autoshard.simulate.state import KINDS, Setup, State, start
 from autoshard.simulate.step import expected_collectives, simulate
 from autoshard.simulate.text import format_timeline
 from autoshard.simulate.timeline import Collective, Entry, Timeline
+from autoshard.simulate.uncompared import not_modelled
 from autoshard.simulate.units import Links, Reduction, Sizer, UnitSizes, in_fsdp_order, unit_sizes
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "expected_collectives",
     "format_timeline",
     "in_fsdp_order",
+    "not_modelled",
     "optimizer_sizes",
     "peak_parts",
     "phase_peaks",

@@ -78,6 +78,10 @@ def clip_bytes(num_trained: int) -> int:
     return 2 * FLOAT32_BYTES * num_trained
 
 
+MOMENTS = {name: rule.moments for name, rule in RULES.items()}
+"""Arrays shaped like the parameter that each optimizer keeps; plain ``adamw`` is a form of AdamW."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSizes:
     """What the optimizer holds and needs.

@@ -12,14 +12,6 @@ from autoshard.simulate.event import Event
 from autoshard.simulate.fold import advance
 from autoshard.simulate.state import KINDS, Setup, State, Summit
 
-NOT_MODELLED = (
-    "scratch memory that kernels allocate for themselves",
-    "fragmentation and rounding of the allocator (see headroom)",
-    "whatever runs between backward and the optimizer's step, such as gradient clipping",
-    "skew between ranks",
-)
-"""What the figures leave out."""
-
 _WHAT = {
     "gather": "all-gather buffer",
     "copy out": "copy-out of the all-gather",
@@ -192,7 +184,7 @@ class Timeline:
             all_gather_bytes=size["all_gather"],
             reduce_scatter_bytes=size["reduce_scatter"],
             all_reduce_bytes=size["all_reduce"],
-            not_modelled=NOT_MODELLED,
+            not_modelled=(),
         )
 
 

@@ -289,7 +289,6 @@ def test_projection_counts_and_sums_the_collectives() -> None:
     assert projection.num_all_reduces == 0
     assert projection.allowed_bytes == question.allowed_bytes
     assert projection.peak_bytes == sum(projection.by_kind.values())
-    assert projection.not_modelled
 
 
 def test_a_replay_takes_milliseconds() -> None:
