@@ -31,7 +31,7 @@ def test_headroom_has_its_size_and_rounding_is_counted() -> None:
     rounding, *headroom = _phrases(question)[:-1]
     # Each of two parameters sharded and whole, with a gradient and two moments, and the activations at the peak.
     count = 2 * 2 + 2 * 3 + 1
-    expected = f"rounding of the allocator, at most {512 * count / 1024:.1f} KiB for {count} tensors at the peak"
+    expected = f"rounding of the allocator, at most {512 * count / 1024:.2f} KiB for {count} tensors at the peak"
     assert rounding == f"not compared with a device: {expected}"
     assert [text.rpartition(", ")[2] for text in headroom] == [
         "headroom 640.0 MiB",
