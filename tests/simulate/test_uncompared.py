@@ -34,9 +34,9 @@ def test_headroom_has_its_size_and_rounding_is_counted() -> None:
     expected = f"rounding of the allocator, at most {512 * count / 1024:.2f} KiB for {count} tensors at the peak"
     assert rounding == f"not compared with a device: {expected}"
     assert [text.rpartition(", ")[2] for text in headroom] == [
-        "headroom 640.0 MiB",
-        "headroom 1.0 GiB",
-        "headroom 4.0 GiB",
+        "headroom 640 MiB",
+        "headroom 1.00 GiB",
+        "headroom 4.00 GiB",
     ]
 
 
