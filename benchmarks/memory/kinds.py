@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from autoshard.runtime.live_bytes import LiveBytes, local_tensor
 
@@ -54,7 +55,8 @@ class KindBytes(LiveBytes):
         found: dict[str, int] = {}
         for number, size in self.at_peak:
             if size:
-                found[self._kinds[number]] = found.get(self._kinds[number], 0) + size
+                kind = "temporaries" if self._kinds[number] == "copies" else self._kinds[number]
+                found[kind] = found.get(kind, 0) + size
         return found
 
     @contextmanager
@@ -80,7 +82,9 @@ class KindBytes(LiveBytes):
         with ExitStack() as stack:
             for owner, name, kind in (
                 (_fsdp_param_group, "foreach_all_gather", "temporaries"),
-                (_fsdp_param_group, "foreach_all_gather_copy_out", "unsharded_params"),
+                (_fsdp_param_group, "foreach_all_gather_copy_out", "copies"),
+                (FSDPParam, "init_all_gather_outputs", "unsharded_params"),
+                (FSDPParam, "alloc_all_gather_outputs", "unsharded_params"),
                 (_GROUP, "post_backward", "unsharded_grads"),
             ):
                 stack.enter_context(mock.patch.object(owner, name, self._around(getattr(owner, name), kind)))
