@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoshard.capture.exact_type import TRAIT as EXACT_TYPE
+from autoshard.capture.exact_type import exact_types
 from autoshard.capture.inputs import Pair, input_infos, read_pairs
 from autoshard.capture.nodes import module_nodes, param_infos
 from autoshard.capture.outline import Outlines
@@ -98,6 +100,15 @@ def capture(
         )
         for pair, one in zip(pairs, traced, strict=True)
     ]
+    exact = exact_types(
+        model,
+        tree,
+        pairs[0],
+        len(traced[0].region.forward),
+        entry=entry,
+        dtype=dtype,
+        device_kind=device_kind,
+    )
     diagnostics += _assumptions(traced)
     diagnostics += _paths(traced, tree)
     diagnostics += _chances(traced, doubts)
@@ -108,7 +119,7 @@ def capture(
         loss=traced[0].loss,
         compute_dtype="float32" if dtype is None else compute_dtype,
         inputs=input_infos(pairs[0]),
-        modules=_modules(tree, digests, traced, doubts),
+        modules=_modules(tree, digests, traced, doubts, exact),
         params=_params(tree, traced, doubts),
         buffers=buffer_infos(tree),
         regions=(_united(traced, tree),),
@@ -318,7 +329,11 @@ def _chances(traced: list[Traced], doubts: list[Uncertain]) -> list[Diagnostic]:
 
 
 def _modules(
-    tree: ModuleTree, digests: dict[str, str], traced: list[Traced], doubts: list[Uncertain]
+    tree: ModuleTree,
+    digests: dict[str, str],
+    traced: list[Traced],
+    doubts: list[Uncertain],
+    exact: frozenset[str],
 ) -> tuple[ModuleNode, ...]:
     traits: dict[str, set[str]] = {
         fqn: set().union(*(one.traits.get(fqn, ()) for one in traced)) for fqn in tree.modules
@@ -328,6 +343,8 @@ def _modules(
     for doubt in doubts:
         for fqn, found in doubt.modules.items():
             traits[fqn] |= found
+    for fqn in exact:
+        traits[fqn].add(EXACT_TYPE)
     num_calls = {fqn: max(one.num_calls.get(fqn, 0) for one in traced) for fqn in tree.modules}
     return module_nodes(tree, digests, num_calls, traits)
 

@@ -7,11 +7,12 @@ answers; what it runs is compared. A run that fails tells nothing, since such an
 ``raise`` are questions too.
 """
 
+import hashlib
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from autoshard.capture.answers import Answers, Origin
 from autoshard.capture.attention import TargetFunctions
@@ -51,10 +53,12 @@ class Way:
     Attributes:
         modules: FQNs of the modules in the order of their runs.
         params: keys of the parameters that were read.
+        digest: of its ops and their arguments, empty if they were not looked at.
     """
 
     modules: tuple[str, ...]
     params: frozenset[str]
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def uncertain(
     with_params = {fqn for fqn in tree.modules if _holds_params(tree, fqn)}
     for origin, sets in _SETS.items():
         for make in sets if origin & asked else ():
-            other = _run(model, tree, pair, make(), budget, entry, dtype, device_kind)
+            other = run_forward(model, tree, pair, make(), budget, entry=entry, dtype=dtype, device_kind=device_kind)
             if other is None:
                 continue
             differ = differing(
@@ -159,15 +163,17 @@ def _holds_params(tree: ModuleTree, fqn: str) -> bool:
     return bool(entry.params) or any(_holds_params(tree, child) for child in entry.children)
 
 
-def _run(
+def run_forward(
     model: nn.Module,
     tree: ModuleTree,
     pair: Pair,
     answers: Answers,
     budget: int,
+    *,
     entry: str,
     dtype: torch.dtype | None,
     device_kind: str,
+    replaces_draws: bool = True,
 ) -> Way | None:
     """One forward with these answers; ``None`` if it fails."""
     mode, log, values = FakeMode(), StorageLog(), Values(answers)
@@ -187,7 +193,7 @@ def _run(
                 torch.enable_grad(),
                 as_in_training(),
                 torch.compiler.set_stance("force_eager"),
-                _drawing(answers.coin),
+                _drawing(answers.coin) if replaces_draws else nullcontext(),
                 stack.watching(),
                 mode,
                 TargetFunctions(device_kind, values),
@@ -198,7 +204,7 @@ def _run(
             pass  # what ran so far ran more often than usual
         except Exception:
             return None
-        return Way(tuple(span.module for span in stack.spans), frozenset(steps.read))
+        return Way(tuple(span.module for span in stack.spans), frozenset(steps.read), steps.digest.hexdigest())
 
 
 class _Steps(TorchDispatchMode):
@@ -208,6 +214,7 @@ class _Steps(TorchDispatchMode):
         super().__init__()
         self._log, self._stack, self._values, self._left = log, stack, values, budget
         self.read: set[str] = set()
+        self.digest = hashlib.blake2b(digest_size=8)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -223,6 +230,7 @@ class _Steps(TorchDispatchMode):
             if self._left < 0:
                 raise _TooLong
             facts = facts_of(func)
+            self.digest.update(repr((facts.target, _plain((args, kwargs)))).encode())
             if not facts.is_view and facts.name not in READS_NO_DATA:
                 for tensor in tensors_of(args, kwargs):
                     key = self._log.param_keys.get(tensor.untyped_storage()._cdata) if _is_strided(tensor) else None
@@ -230,6 +238,11 @@ class _Steps(TorchDispatchMode):
                         self.read.add(key)
             span, _ = self._stack.place()
             return run_op(func, args, kwargs, self._values, span.module if span is not None else "")
+
+
+def _plain(value: Any) -> Any:
+    """Arguments of an op with each tensor as its shape and dtype."""
+    return tree_map_only(torch.Tensor, lambda tensor: (tuple(tensor.shape), str(tensor.dtype)), value)
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:

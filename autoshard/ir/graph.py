@@ -54,7 +54,7 @@ class ModuleNode:
         traits: facts that rules ask for: ``script``, ``lazy``, ``batch-statistics``, ``dropout``, ``multihead``,
             ``checkpointed`` (recomputes by itself), ``conditional`` (only some of the example inputs run it),
             ``by-chance`` and ``by-value`` (other random numbers or other data change how often or in which order it
-            runs), sorted.
+            runs), ``exact-type`` (the step does something else if its class is exchanged for a derived one), sorted.
     """
 
     fqn: str

@@ -18,6 +18,9 @@ def modules_take_hooks(subject: Subject) -> Iterator[Finding]:
             if not subject.tree.nodes[module].has_forward:
                 message = f"{subject.tree.nodes[module].class_name} has no forward, which fully_shard refuses"
                 yield finding("AS201", module, message, "name the modules in it instead")
+            if "exact-type" in subject.tree.nodes[module].traits:
+                message = "the step asks for its exact class, and a unit gets a derived one"
+                yield finding("AS227", module, message, "ask with isinstance, or name the modules in it instead")
     for node in subject.graph.modules:
         if "script" in node.traits and subject.tree.keys(node.fqn):
             yield finding("AS202", node.fqn, "a ScriptModule takes no hooks", "plan the module before torch.jit")

@@ -8,7 +8,7 @@ from autoshard.analysis.facts import Facts
 from autoshard.analysis.legality.atoms import Draft, find_atoms, outermost
 from autoshard.analysis.legality.lists import groupable_pairs, joint_sets
 from autoshard.analysis.legality.params import choose_shard_dims, param_findings
-from autoshard.analysis.legality.root import hookless_modules, must_keep_root
+from autoshard.analysis.legality.root import exact_root, hookless_modules, must_keep_root
 from autoshard.analysis.recompute import recomputable
 from autoshard.analysis.space import Atom, LegalSpace
 from autoshard.findings import condense
@@ -27,7 +27,7 @@ def legal_space(facts: Facts, methods: tuple[tuple[str, str], ...] = ()) -> Lega
     shard_dims, notes = choose_shard_dims(facts)
     keep = must_keep_root(draft)
     repeatable = recomputable(facts.graph)
-    findings = (*param_findings(facts), *hookless_modules(facts), *draft.findings, *notes)
+    findings = (*param_findings(facts), *hookless_modules(facts), *exact_root(facts), *draft.findings, *notes)
     return LegalSpace(
         atoms=_atoms(draft),
         required=tuple(fqn for fqn in draft.atoms if fqn in draft.required),

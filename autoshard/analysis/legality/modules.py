@@ -15,6 +15,9 @@ from autoshard.findings import Finding
 
 Keys = tuple[str, ...]
 
+EXACT_TYPE = "exact-type"
+"""Trait of a module whose very class the step asks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -103,6 +106,14 @@ def _no_hook(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     return None
 
 
+def _exact_type(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
+    node = facts.tree.nodes[fqn]
+    if EXACT_TYPE not in node.traits:
+        return None
+    name = node.class_name.rpartition(".")[2]
+    return Reason(f"the step asks for its exact class ({name}), and fully_shard gives a unit a derived one", name)
+
+
 def _late_hook(facts: Facts, fqn: str, keys: Keys) -> Reason | None:
     for run in facts.runs.get(fqn, ()):
         early = next((key for key in run.span.early_params if key in keys), None)
@@ -180,6 +191,12 @@ MODULE_RULES = (
         severity="warning",
         reason=_no_hook,
         remedy="return a tensor, tuple, list, dict or dataclass of tensors",
+    ),
+    ModuleRule(
+        code="AS227",
+        severity="warning",
+        reason=_exact_type,
+        remedy="ask with isinstance, or by an attribute of the class",
     ),
     ModuleRule(
         code="AS225",

@@ -2,7 +2,7 @@
 
 from autoshard.analysis.facts import Facts
 from autoshard.analysis.legality.atoms import Draft, outermost, trainable_dtypes
-from autoshard.analysis.legality.modules import hidden_output
+from autoshard.analysis.legality.modules import EXACT_TYPE, hidden_output
 from autoshard.findings import Finding
 from autoshard.ir import LOSS
 
@@ -66,6 +66,17 @@ def hookless_modules(facts: Facts) -> list[Finding]:
             message = "it is a lazy module whose parameters have no shapes yet"
             found.append(_hookless(node.fqn, message, "run one forward before planning, or give the sizes"))
     return found
+
+
+def exact_root(facts: Facts) -> list[Finding]:
+    """The root is a unit in every plan, so its class may not be asked for."""
+    root = facts.tree.nodes[""]
+    if EXACT_TYPE not in root.traits:
+        return []
+    name = root.class_name.rpartition(".")[2]
+    message = f"the step asks for its exact class ({name}), and fully_shard gives the root a derived one"
+    remedy = "ask with isinstance, or by an attribute of the class"
+    return [Finding(code="AS227", severity="error", where="(root)", message=message, remedy=remedy)]
 
 
 def _hookless(fqn: str, message: str, remedy: str) -> Finding:
