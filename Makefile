@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-replay bench-plans bench-real clean
+.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-compile bench-replay bench-plans bench-real clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -66,6 +66,9 @@ bench-plans: $(VENV)/.installed-dev  ## plan 11 models in five worlds beside the
 
 bench-real: $(VENV)/.installed-dev  ## calibrate this CPU, train plans and baselines on it, compare with what was predicted
 	$(BIN)/python benchmarks/real.py
+
+bench-compile: $(VENV)/.installed-dev  ## compare what compiled blocks keep with what is projected for them
+	$(BIN)/python benchmarks/compile.py
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -284,7 +284,7 @@ class ApplyError(AutoshardError):
 
     Attributes:
         modules: FQNs of the unit that was being applied, empty for the whole model.
-        phase: ``agree``, ``recompute``, ``shard``, ``methods``, ``flags``, ``confirm`` or ``buffers``.
+        phase: ``agree``, ``recompute``, ``compile``, ``shard``, ``methods``, ``flags``, ``confirm`` or ``buffers``.
         reason: what went wrong.
     """
 

@@ -7,7 +7,7 @@ both ways and their entries, with all that they take, are to be read in one plac
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from autoshard.ir.check import check
 from autoshard.plan import Alternative, Decisions, Plan, Projection, Provenance, fingerprint
 from autoshard.plan.fingerprint import FingerprintItems
 from autoshard.plan.schema import VERSION
-from autoshard.planner import Baseline, Candidate, Found, baselines, search, with_small_root
+from autoshard.planner import Baseline, Candidate, Found, baselines, compiled_blocks, search, with_small_root
 from autoshard.request import LEVELS, Question, Request, resolve
 from autoshard.simulate import (
     Timeline,
@@ -32,6 +32,7 @@ from autoshard.simulate import (
     profile_step,
     simulate,
     stretches,
+    uncertainty,
 )
 from autoshard.sizes import format_ns
 from autoshard.verify import verify_plan
@@ -301,6 +302,9 @@ def plan_graph(
     found, held = with_small_root(
         found, graph, analysis, question, profile, lambda decisions: not _broken(decisions, graph, analysis)
     )
+    if question.compile == "blocks":
+        compiled = msgspec.structs.replace(found.decisions, compile=compiled_blocks(graph, analysis))
+        found = replace(found, decisions=compiled)
 
     progress("verifying")
     broken = _broken(found.decisions, graph, analysis)
@@ -589,10 +593,14 @@ def _projection(timeline: Timeline, question: Question, graph: ModelGraph) -> Pr
         course=stretches(timeline),
         not_modelled=not_modelled(timeline, graph, question),
     )
+    unseen = []
     if graph.frontend == "tree":
-        unseen = "activations, temporaries of ops and the time of all computation, which the module tree does not show"
-        return msgspec.structs.replace(projection, not_modelled=(unseen, *projection.not_modelled))
-    return projection
+        unseen.append(
+            "activations, temporaries of ops and the time of all computation, which the module tree does not show"
+        )
+    if question.compile == "blocks":
+        unseen.append(uncertainty())
+    return msgspec.structs.replace(projection, not_modelled=(*unseen, *projection.not_modelled))
 
 
 def _fingerprint_items(graph: ModelGraph) -> FingerprintItems:
@@ -611,12 +619,10 @@ def _assemble(
 ) -> Plan:
     found, question = answer.found, answer.question
     decisions = found.decisions
-    named = {module for unit in decisions.units for module in unit.modules} | set(decisions.recompute)
-    named |= {method.module for method in decisions.methods}
     return Plan(
         **{name: getattr(decisions, name) for name in decisions.__struct_fields__},
         version=VERSION,
-        fingerprint=fingerprint(_fingerprint_items(graph), named),
+        fingerprint=fingerprint(_fingerprint_items(graph), decisions.named_modules),
         soundness="assumed" if graph.frontend == "tree" else level,
         optimal=found.optimal,
         projection=_projection(found.timeline, question, graph),

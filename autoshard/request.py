@@ -14,6 +14,7 @@ from autoshard.sizes import parse_bytes
 Recompute = Literal["auto", "none", "full"]
 Reshard = Literal["auto", "always", "never"]
 Objective = Literal["time", "memory"]
+Compile = Literal["none", "blocks"]
 GradientSync = Literal["every", "last"]
 ZeroGrad = Literal["none", "zeros"]
 
@@ -38,6 +39,7 @@ DTYPE_BYTES = {
 LEVELS = ("rules", "dry-run")
 """Levels of verification: the static rules alone, or the rules and one step of the sharded model on fake tensors."""
 
+COMPILE = ("none", "blocks")
 OPTIMIZERS = (
     "adamw",
     "adamw-foreach",
@@ -74,7 +76,7 @@ class Request:
         recompute: which blocks recompute their activations: ``auto``, ``none`` or ``full``.
         mesh: ``auto``, the number of devices (``8``), or ``REPLICATE x SHARD`` (``2x4``).
         reshard: ``auto``, ``always`` or ``never`` reshard after forward.
-        compile: ``none``.
+        compile: ``none``, or ``blocks`` for ``torch.compile`` on each repeated block.
         objective: ``time``, or ``memory`` for the least peak.
         root_percent: the most of the parameter bytes that the root unit may own where the rules allow less.
         micro_batches: forwards and backwards before one step of the optimizer; the inputs are those of one.
@@ -92,7 +94,7 @@ class Request:
     recompute: Recompute = "auto"
     mesh: str = "auto"
     reshard: Reshard = "auto"
-    compile: str = "none"
+    compile: Compile = "none"
     objective: Objective = "time"
     root_percent: int = 100
     micro_batches: int = 1
@@ -118,6 +120,7 @@ class Question:
         reshard: as in the request.
         objective: as in the request.
         root_percent: as in the request.
+        compile: as in the request.
         micro_batches: as in the request.
         gradient_sync: as in the request.
         zero_grad: as in the request.
@@ -136,6 +139,7 @@ class Question:
     reshard: Reshard
     objective: Objective
     root_percent: int
+    compile: Compile = "none"
     micro_batches: int = 1
     gradient_sync: GradientSync = "every"
     zero_grad: ZeroGrad = "none"
@@ -176,7 +180,7 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
     _require_choice("reshard", request.reshard, ("auto", "always", "never"))
     _require_choice("objective", request.objective, ("time", "memory"))
     _require_percent("root_percent", request.root_percent)
-    _require_choice("compile", request.compile, ("none",))
+    _require_choice("compile", request.compile, COMPILE)
     _require_choice("gradient_sync", request.gradient_sync, ("every", "last"))
     _require_choice("zero_grad", request.zero_grad, ("none", "zeros"))
     if not isinstance(request.clip, bool):
@@ -240,6 +244,7 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
         reshard=request.reshard,
         objective=request.objective,
         root_percent=request.root_percent,
+        compile=request.compile,
         micro_batches=request.micro_batches,
         gradient_sync=request.gradient_sync,
         zero_grad=request.zero_grad,

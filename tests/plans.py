@@ -126,6 +126,7 @@ def full_plan() -> Plan:
             *base.units,
         ),
         recompute=("layers.0", "layers.1"),
+        compile=("layers.1",),
         methods=(Method(module="embed", method="encode"), Method(module="", method="generate")),
         replicated=("scale",),
         reduce_unused=True,

@@ -122,6 +122,20 @@ def test_the_tree_frontend_needs_no_inputs_and_marks_the_plan() -> None:
     assert [unit.modules for unit in plan.units[:3]] == [(f"blocks.{index}",) for index in range(3)]
 
 
+def test_compiled_blocks_stand_in_the_plan_with_their_uncertainty() -> None:
+    request = Request(device="cpu", devices=2, compile="blocks")
+    plan = autoshard.make_plan(_Net(), INPUTS, request=request)
+    assert plan.compile == ("blocks.0", "blocks.1", "blocks.2")
+    assert "0.59 to 1.00 times the activations that are projected, over 5 models" in plan.projection.not_modelled[0]
+    plain = autoshard.make_plan(_Net(), INPUTS, request=CPU)
+    assert plain.compile == ()
+    assert not any("torch.compile" in what for what in plain.projection.not_modelled)
+    assert plain.units == plan.units
+    assert plain.fingerprint != plan.fingerprint or set(plan.compile) <= plain.named_modules
+    with pytest.raises(RequestError, match="one of none, blocks"):
+        autoshard.make_plan(_Net(), INPUTS, request=Request(device="cpu", devices=2, compile="all"))  # type: ignore[arg-type]
+
+
 def test_defaults_are_named() -> None:
     plan = autoshard.make_plan(_Net(), INPUTS)
     named = " ".join(plan.provenance.assumed)

@@ -134,6 +134,8 @@ def measure_model_file(
         RequestError: the model does not fit into this machine's memory, or is on meta.
         AutoshardError: whatever loading, capturing and applying raise.
     """
+    import torch
+
     from autoshard.capture import build_model, capture, find_accelerator, load_model_file
     from autoshard.simulate import simulate
 
@@ -163,7 +165,9 @@ def measure_model_file(
             # Sharding copies the shards while the whole model is still there; then the step has it to itself.
             require_memory(max(whole + timeline.steady_bytes, timeline.peak_bytes), free_bytes(), spec)
         progress("training")
-        return timeline, _train(model_file, decisions, pair, device, num_steps), backend
+        # Only ops that run one by one can be followed: compiled blocks run as they are written.
+        with torch.compiler.set_stance("force_eager"):
+            return timeline, _train(model_file, decisions, pair, device, num_steps), backend
 
 
 def require_same_model(plan: Plan, model: "nn.Module") -> None:
@@ -174,15 +178,13 @@ def require_same_model(plan: Plan, model: "nn.Module") -> None:
     """
     from autoshard.capture import fingerprint_items
 
-    named = {module for unit in plan.units for module in unit.modules} | set(plan.recompute)
-    named |= {method.module for method in plan.methods}
     there = {fqn for fqn, _ in model.named_modules(remove_duplicate=False)}
     missing = [
         Difference(where=fqn, planned="a module of that name", found="none")
-        for fqn in sorted(named)
+        for fqn in sorted(plan.named_modules)
         if fqn not in there
     ]
-    found = fingerprint(fingerprint_items(model), named)
+    found = fingerprint(fingerprint_items(model), plan.named_modules)
     if found != plan.fingerprint:
         missing.append(Difference(where="fingerprint", planned=plan.fingerprint, found=found))
     if missing:

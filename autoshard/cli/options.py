@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from autoshard.request import OPTIMIZERS, PRECISIONS, Request
+from autoshard.request import COMPILE, OPTIMIZERS, PRECISIONS, Request
 
 
 def add_request_options(parser: argparse.ArgumentParser, *, grid: bool = False) -> None:
@@ -30,6 +30,9 @@ def add_request_options(parser: argparse.ArgumentParser, *, grid: bool = False) 
     group.add_argument("--mesh", help="auto, the number of devices, or REPLICATExSHARD such as 2x4")
     group.add_argument(
         "--reshard", choices=("auto", "always", "never"), help="free unsharded parameters between forward and backward"
+    )
+    group.add_argument(
+        "--compile", choices=COMPILE, help="blocks: torch.compile on each repeated block, before it is sharded"
     )
     group.add_argument("--objective", choices=("time", "memory"), help="what is to be least among the plans that fit")
     group.add_argument(

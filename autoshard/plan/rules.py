@@ -59,6 +59,7 @@ def _decisions(plan: Decisions) -> Iterator[Violation]:
         yield from _choice(f"$.precision.{name}", getattr(plan.precision, name), PRECISION_DTYPES)
     yield from _units(plan.units)
     yield from _names("$.recompute", plan.recompute)
+    yield from _names("$.compile", plan.compile)
     yield from _methods(plan.methods)
     yield from _names("$.replicated", plan.replicated)
     yield from _names("$.rebuilt_buffers", plan.rebuilt_buffers)

@@ -82,6 +82,7 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         precision: mixed precision of every unit.
         units: in the order of application; the root last.
         recompute: FQNs of the modules whose activations are computed again in backward, in execution order.
+        compile: FQNs of the modules that ``torch.compile`` compiles, each by itself, in place.
         methods: methods to register.
         replicated: keys of parameters that no unit shards; their gradients are averaged.
         reduce_unused: parameters without a gradient take part in the reduction.
@@ -96,6 +97,7 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     precision: Precision
     units: tuple[Unit, ...]
     recompute: tuple[str, ...] = ()
+    compile: tuple[str, ...] = ()
     methods: tuple[Method, ...] = ()
     replicated: tuple[str, ...] = ()
     reduce_unused: bool = False
@@ -103,6 +105,12 @@ class Decisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     offload: str = "none"
     micro_batches: int = 1
     gradient_sync: str = "every"
+
+    @property
+    def named_modules(self) -> frozenset[str]:
+        """FQNs of all modules that are named, which a model has to have."""
+        units = (module for unit in self.units for module in unit.modules)
+        return frozenset((*units, *self.recompute, *self.compile, *(method.module for method in self.methods)))
 
     @property
     def num_shards(self) -> int:

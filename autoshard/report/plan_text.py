@@ -88,6 +88,7 @@ def _settings(plan: Plan) -> list[str]:
         "loss": plan.provenance.loss,
         "inputs": "; ".join(plan.provenance.inputs),
         "recompute": ", ".join(pattern for pattern, _ in fold_names([(name,) for name in plan.recompute])),
+        "compile": ", ".join(pattern for pattern, _ in fold_names([(name,) for name in plan.compile])),
         "methods": ", ".join(f"{method.module or '(root)'}:{method.method}" for method in plan.methods),
         "replicated": ", ".join(pattern for pattern, _ in fold_names([(key,) for key in plan.replicated])),
         "step": f"{format_ns(projection.step_ns)}, of which {format_ns(projection.exposed_ns)} wait for communication",

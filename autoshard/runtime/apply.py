@@ -1,8 +1,10 @@
-"""Do what the plan says: recompute first, then ``fully_shard`` in the plan's order, then methods and flags.
+"""Do what the plan says: recompute, compile, then ``fully_shard`` in the plan's order, then methods and flags.
 
 Everything that torch would decide by itself is passed: the mesh, each unit's reshard flag (the root's too), the
 precision, and where a parameter is sharded along another dim than 0. Recompute stands first because its hooks have to
-run inside those of ``fully_shard``: parameters are gathered before a module recomputes.
+run inside those of ``fully_shard``: parameters are gathered before a module recomputes. ``Module.compile`` compiles a
+module's call with these hooks in it, and changes neither names nor classes; the graph that it makes is the same before
+and after ``fully_shard``, whose own hooks torch does not trace.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +44,8 @@ def apply(model: nn.Module, plan: Decisions, matched: Matched, mesh: DeviceMesh,
     """
     for fqn in plan.recompute:
         _guarded((fqn,), "recompute", checkpoint, model.get_submodule(fqn))
+    for fqn in plan.compile:
+        _guarded((fqn,), "compile", model.get_submodule(fqn).compile)
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision(plan.precision)}
     if matched.replicated:
         _move(matched.replicated.values(), mesh)

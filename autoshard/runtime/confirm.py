@@ -98,6 +98,9 @@ def _model_findings(model: nn.Module, plan: Decisions, matched: Matched) -> Iter
     for fqn in plan.recompute:
         if not checkpoint.state(model.get_submodule(fqn)).enable_hook:
             yield f"{fqn} does not recompute"
+    for fqn in plan.compile:
+        if model.get_submodule(fqn)._compiled_call_impl is None:
+            yield f"{fqn} is not compiled"
     for fqn, name in registered_methods(plan):
         if name not in vars(model.get_submodule(fqn)):
             yield f"the method {name} of {fqn or '(root)'} is not registered"

@@ -98,6 +98,7 @@ def _missing_names(model: nn.Module, plan: Decisions) -> list[Difference]:
     modules = dict(model.named_modules(remove_duplicate=False))
     wanted = [(f"units[{i}]", fqn) for i, unit in enumerate(plan.units) for fqn in unit.modules]
     wanted += [(f"recompute[{i}]", fqn) for i, fqn in enumerate(plan.recompute)]
+    wanted += [(f"compile[{i}]", fqn) for i, fqn in enumerate(plan.compile)]
     found = [
         Difference(where=fqn or "(root)", planned=f"a module ({field})", found="no module of that name")
         for field, fqn in wanted
@@ -210,9 +211,7 @@ def _shard_dim_differences(plan: Decisions, owned: Ownership, num_shards: int) -
 def _fingerprint_difference(model: nn.Module, plan: Decisions) -> list[Difference]:
     if not isinstance(plan, Plan):
         return []
-    fqns = {fqn for unit in plan.units for fqn in unit.modules} | set(plan.recompute)
-    fqns |= {method.module for method in plan.methods}
-    found = fingerprint(fingerprint_items(model), fqns)
+    found = fingerprint(fingerprint_items(model), plan.named_modules)
     if found == plan.fingerprint:
         return []
     hint = "a shape, dtype, requires_grad or tie of a parameter, or a buffer's name, is another"

@@ -186,6 +186,8 @@ def _rank(rank: int, store: str, load: bytes, plan: Decisions, num_steps: int, p
     os.dup2(2, 1)  # what the model's code prints must not get into the output of a command
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
+    # Compiling would take minutes and change sums, and what is tried is the sharding.
+    torch.compiler.set_stance("force_eager")
     warnings.simplefilter("ignore")  # each would come twice, about a model that is looked at anyway
 
     def send(kind: str, content: Any) -> None:

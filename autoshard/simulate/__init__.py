@@ -5,6 +5,7 @@
 ``fold`` (what that costs), ``timeline`` (the record), ``memory`` (where the bytes go, in short).
 """
 
+from autoshard.simulate.compiled import uncertainty
 from autoshard.simulate.event import Event
 from autoshard.simulate.fold import advance
 from autoshard.simulate.hooks import step_events
@@ -47,5 +48,6 @@ __all__ = [
     "step_events",
     "stretches",
     "timeline_record",
+    "uncertainty",
     "unit_sizes",
 ]

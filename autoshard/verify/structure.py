@@ -12,7 +12,7 @@ def names_exist(subject: Subject) -> Iterator[Finding]:
     plan, tree = subject.plan, subject.tree
     again = "make the plan again from this model"
     modules = [module for unit in plan.units for module in unit.modules]
-    modules += [*plan.recompute, *(method.module for method in plan.methods)]
+    modules += [*plan.recompute, *plan.compile, *(method.module for method in plan.methods)]
     for module in dict.fromkeys(modules):
         if tree.canonical(module) is None:
             yield finding("AS230", module, "the model has no such module", again)
