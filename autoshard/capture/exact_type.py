@@ -1,9 +1,9 @@
 """Code that asks for the exact class of a module: ``type(m) is Block``, a table by class, ``m.__class__ == Block``.
 
-``fully_shard`` gives each unit a class of its own, derived from the module's and of the same name. ``isinstance`` and
-names do not notice, a question for the very class does. Whether the code that a forward reaches may ask so is read off
-its bytecode; if it may, the forward is run on fake tensors as it is and once more with every class exchanged as
-``fully_shard`` does it, and the ops of both are compared.
+``fully_shard`` gives each unit a class of its own, derived from the module's and of its name. ``isinstance``, names and
+attributes of the class do not notice, a question for the very class does. Whether the code that a forward reaches
+may ask so is read off its bytecode; if it may, the forward is run on fake tensors as it is and once more with every
+class exchanged as ``fully_shard`` does it, and the ops of both are compared.
 """
 
 import dis
@@ -24,8 +24,8 @@ TRAIT = "exact-type"
 MAX_FUNCTIONS = 5000
 """Functions whose code is read."""
 
-_NAMES = {"__name__", "__qualname__", "__module__"}
-"""What may be asked of a class: an exchanged one answers alike."""
+_OWN = {"__bases__", "__base__", "__dict__", "__mro__", "mro"}
+"""Attributes that a derived class does not answer as its base does."""
 _AHEAD = 8
 """Instructions between the name ``type`` and its call that are looked at."""
 
@@ -166,7 +166,8 @@ def _asks(code: types.CodeType) -> bool:
         else:
             continue
         asked = instructions[following] if following < len(instructions) else None
-        if asked is None or asked.argval not in _NAMES:
+        is_attribute = asked is not None and asked.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        if not is_attribute or asked is None or asked.argval in _OWN:
             return True
     return False
 

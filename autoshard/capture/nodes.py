@@ -1,5 +1,7 @@
 """Modules and parameters as the IR lists them: what their objects tell, joined with what a trace found."""
 
+from itertools import combinations
+
 import torch
 from torch import nn
 
@@ -56,10 +58,6 @@ def param_infos(
         traits: keys by trait that a trace found, beside what the parameter itself tells.
         kept_in: places of second references, by key.
     """
-    storages: dict[int, list[str]] = {}
-    for key, entry in tree.params.items():
-        if not is_dtensor(entry.param) and entry.param.layout is torch.strided and entry.param.numel():
-            storages.setdefault(entry.param.untyped_storage()._cdata, []).append(key)
     found = {
         "dtensor": {key for key, entry in tree.params.items() if is_dtensor(entry.param)},
         "complex": {key for key, entry in tree.params.items() if entry.param.is_complex()},
@@ -68,7 +66,7 @@ def param_infos(
         "accumulated-hook": {
             key for key, entry in tree.params.items() if getattr(entry.param, "_post_accumulate_grad_hooks", None)
         },
-        "shares-storage": {key for keys in storages.values() if len(keys) > 1 for key in keys},
+        "shares-storage": _sharing(tree),
         "written-in-forward": set(),
         "read-by-alias": set(),
         "conditional": set(),
@@ -103,3 +101,21 @@ def _sparse_tables(tree: ModuleTree) -> set[str]:
         and entry.module.sparse
         and id(entry.module.weight) in tree.key_of
     }
+
+
+def _sharing(tree: ModuleTree) -> set[str]:
+    """Keys of the parameters of which some bytes belong to another one too, one of the two being trained."""
+    storages: dict[int, list[tuple[str, int, int]]] = {}
+    for key, entry in tree.params.items():
+        param = entry.param
+        if not is_dtensor(param) and param.layout is torch.strided and param.numel():
+            first = int(param.storage_offset()) * param.element_size()
+            last = sum((size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True))
+            place = (key, first, first + (int(last) + 1) * param.element_size())
+            storages.setdefault(param.untyped_storage()._cdata, []).append(place)
+    found: set[str] = set()
+    for places in storages.values():
+        for (key, first, end), (other, start, stop) in combinations(places, 2):
+            if first < stop and start < end and any(tree.params[one].param.requires_grad for one in (key, other)):
+                found |= {key, other}
+    return found

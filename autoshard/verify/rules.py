@@ -19,6 +19,7 @@ RULES: tuple[Rule, ...] = (
     units.modules_take_hooks,
     units.not_on_demand,
     units.read_while_unsharded,
+    units.written_while_sharded,
     units.one_trainable_dtype,
     units.params_can_be_sharded,
     units.shard_dims_divide,

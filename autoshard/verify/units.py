@@ -7,7 +7,7 @@ from autoshard.analysis.order import Run
 from autoshard.analysis.updates import sharded_updates
 from autoshard.findings import Finding
 from autoshard.ir import LOSS, ParamInfo
-from autoshard.plan.schema import Decisions
+from autoshard.plan.schema import Decisions, Unit
 from autoshard.verify.subject import Subject, finding, named
 
 
@@ -49,7 +49,7 @@ def read_while_unsharded(subject: Subject) -> Iterator[Finding]:
                 if stack[-1] in updaters:
                     yield from _updated_unsharded(key, stack, modules, unit.reshard)
                     continue
-                if set(stack) & set(modules):
+                if set(stack) & set(modules) or _is_kept(subject, unit, modules, key, stack):
                     continue
                 if stack[0] == LOSS:
                     yield from _read_by_loss(key, modules, unit.reshard)
@@ -60,6 +60,25 @@ def read_while_unsharded(subject: Subject) -> Iterator[Finding]:
                     message = f"{stack[-1] or '(root)'} reads it while no forward of its unit {named(modules)} runs"
                     who = stack[-1] or "(root)"
                     yield finding("AS203", key, message, f"let {who} or an ancestor own it", cause=named(modules))
+
+
+def _is_kept(subject: Subject, unit: Unit, modules: tuple[str, ...], key: str, stack: tuple[str, ...]) -> bool:
+    """The unit is unsharded when this read comes, although none of its forwards runs.
+
+    A unit that does not reshard stays unsharded from its first forward to its own backward. Backward runs in the
+    reverse order of forward, so what is read after the unit's forward is needed again before its backward. In a module
+    that recomputes, reads come at other times.
+    """
+    found = [run for module in modules for run in subject.runs.get(module, ())]
+    if unit.reshard or not found or ("" not in stack and stack[0] != LOSS):
+        return False
+    first = min(found, key=lambda run: run.start)
+    if first.span.backward is None or not first.span.output_needs_grad or first.region is not subject.graph.root:
+        return False
+    if any(outer in stack for outer in subject.plan.recompute):
+        return False
+    reads = [at for at, op in enumerate(first.region.forward) if key in op.params and not op.is_view]
+    return all(at >= first.start for at in reads)
 
 
 def _updated_unsharded(key: str, stack: tuple[str, ...], modules: tuple[str, ...], reshard: bool) -> Iterator[Finding]:
@@ -79,6 +98,16 @@ def _read_by_loss(key: str, modules: tuple[str, ...], reshard: bool) -> Iterator
     elif reshard:
         message = "the loss reads it after the root's forward, but the root reshards then"
         yield finding("AS207", key, message, "set reshard of the root to false")
+
+
+def written_while_sharded(subject: Subject) -> Iterator[Finding]:
+    """No forward writes to a parameter that is unsharded meanwhile: the change would be lost."""
+    updates = sharded_updates(subject.graph)
+    for keys in subject.owned:
+        for key in keys:
+            if "written-in-forward" in subject.tree.params[key].traits and key not in updates:
+                message = "forward writes to it; where it is unsharded at that moment the change is lost"
+                yield finding("AS216", key, message, "move the update out of forward, to after the optimizer step")
 
 
 def one_trainable_dtype(subject: Subject) -> Iterator[Finding]:
@@ -118,6 +147,8 @@ def _obstacles(param: ParamInfo, plan: Decisions) -> Iterator[tuple[str, str]]:
         yield "AS213", "it is a DTensor already"
     if "read-by-alias" in param.traits and param.requires_grad:
         yield "AS221", f"the step reads it through {param.kept_in[0]}, which stays the old whole tensor"
+    if "shares-storage" in param.traits:
+        yield "AS215", "it shares memory with another parameter, from which sharding separates it"
     if "sparse-grad" in param.traits:
         yield "AS214", "a sparse gradient cannot be reduced"
 

@@ -380,8 +380,8 @@ class TestParameters:
             (Par(shape=(2, 2), contiguous=False), "AS211", "error"),
             (Par(shape=(2,), traits=("dtensor",)), "AS213", "error"),
             (Par(shape=(2,), traits=("sparse-grad",)), "AS214", "error"),
-            (Par(shape=(2,), traits=("shares-storage",)), "AS215", "warning"),
-            (Par(shape=(2,), traits=("written-in-forward",)), "AS216", "warning"),
+            (Par(shape=(2,), traits=("shares-storage",)), "AS215", "error"),
+            (Par(shape=(2,), traits=("written-in-forward",)), "AS216", "error"),
         ],
     )
     def test_what_cannot_be_sharded(self, par: Par, code: str, severity: str) -> None:

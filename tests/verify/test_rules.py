@@ -144,6 +144,25 @@ class TestRoot:
         assert codes(plan_of(graph, ["a"], [""], reshard=False), graph) == []
         assert codes(plan_of(graph, ["head"], [""], reshard=False), graph) == [("AS203", "head.w")]
 
+    @pytest.mark.parametrize(
+        ("body", "loss_reads", "reshard", "broken"),
+        [
+            (("embed", "layer", "read embed.w"), (), False, False),
+            (("embed", "layer", "read embed.w"), (), True, True),
+            (("read embed.w", "embed", "layer"), (), False, True),
+            (("layer", "read embed.w"), (), False, True),
+            (("embed", "layer"), ("embed.w",), False, False),
+            (("embed", "layer"), ("embed.w",), True, True),
+        ],
+    )
+    def test_a_unit_that_stays_unsharded_may_be_read_after_it_ran(
+        self, body: tuple[str, ...], loss_reads: tuple[str, ...], reshard: bool, broken: bool
+    ) -> None:
+        root = mod("", mod("embed", w=(9, 2)), mod("layer", w=(2,)), body=body)
+        graph = build(root, loss_reads=loss_reads)
+        found = codes(plan_of(graph, ["embed"], [""], reshard=reshard), graph)
+        assert found == ([("AS203", "embed.w")] if broken else [])
+
     def test_hidden_result(self) -> None:
         graph = build(mod("", mod("a", w=(2,)), own=(3,), output_kind="opaque:Output"))
         assert codes(plan_of(graph, ["a"], [""], reshard=False), graph) == []

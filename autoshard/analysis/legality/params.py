@@ -182,13 +182,13 @@ PARAM_RULES = (
     ),
     ParamRule(
         code="AS215",
-        severity="warning",
+        severity="error",
         reason=_shares_storage,
         remedy="assign the same nn.Parameter object in both places if they are meant to be tied",
     ),
     ParamRule(
         code="AS216",
-        severity="warning",
+        severity="error",
         reason=_written,
         remedy="move the update out of forward, to after the optimizer step",
     ),
