@@ -79,6 +79,7 @@ class _Net(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_real_model_is_captured_once_for_each_batch() -> None:
     stages: list[str] = []
     subject = Subject(
@@ -97,6 +98,7 @@ def test_a_real_model_is_captured_once_for_each_batch() -> None:
     assert len([stage for stage in stages if stage.startswith("capturing")]) == len(captures)
 
 
+@pytest.mark.slow
 def test_a_far_sequence_is_extrapolated() -> None:
     request = Request(device="h100-80gb", devices=2, memory="40GiB", precision="fp32", recompute="none")
     subject = Subject(_Net(), lambda batch, seq: ((torch.zeros(batch or 1, seq or 1, 32, device="meta"),), {}))
