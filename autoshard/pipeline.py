@@ -235,8 +235,17 @@ def run_pipeline(
     question = resolve(request, find_accelerator())
 
     progress("capturing one training step")
-    graph = capture_step(model, inputs, loss, entry, question, frontend, outline)
-    answer = plan_graph(graph, question, named_methods(model, request.methods), progress)
+    methods = named_methods(model, request.methods)
+    graph = capture_step(model, inputs, loss, entry, question, frontend, outline, methods)
+    answer = plan_graph(graph, question, methods, progress)
+    if graph.frontend == "trace" and graph.compute_dtype != question.compute_dtype:
+        # The step does not run in the precision that was asked for. Units cast what comes in, which may be enough.
+        progress("running one step of the sharded model")
+        failure = _failure(model, answer.found.decisions, inputs, loss, question, graph)
+        if failure:
+            asked, question = question, resolve(replace(request, precision="fp32"), find_accelerator())
+            answer = plan_graph(graph, question, methods, progress)
+            answer = replace(answer, told=(*answer.told, _in_stored_dtypes(asked, failure)))
     found = answer.found
     told = answer.told
     if verify == "dry-run":
@@ -247,6 +256,34 @@ def run_pipeline(
 
     plan = _assemble(graph, answer, assumed, verify, told)
     return PlanResult(plan=plan, graph=graph, analysis=answer.analysis, question=question, timeline=found.timeline)
+
+
+def _failure(
+    model: "nn.Module",
+    decisions: Decisions,
+    inputs: GivenInputs | None,
+    loss: Callable[[Any], Any] | None,
+    question: Question,
+    graph: ModelGraph,
+) -> str:
+    """Why the sharded model does not run one step, empty if it does."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return "not tried, since there is a process group already"
+    found = _dry_run(model, decisions, inputs, loss, question.profile.kind, graph)
+    return next((f"{each.where}: {each.message}" for each in found if each.severity == "error"), "")
+
+
+def _in_stored_dtypes(asked: Question, failure: str) -> Diagnostic:
+    return Diagnostic(
+        code="AS302",
+        severity="warning",
+        where="precision",
+        message=f"the step does not run with parameters in {asked.compute_dtype}, the sharded model neither "
+        f"({failure}); this plan computes in the stored dtypes",
+        remedy="cast what meets the parameters there, such as a buffer, and plan again",
+    )
 
 
 def plan_captured(
@@ -361,9 +398,12 @@ def verify_model(
     kind = _device_kind(plan)
     progress("capturing one training step")
     dtype = "float32" if plan.precision.param == "same" else plan.precision.param
-    graph = _checked(capture(model, inputs, loss=loss, entry=plan.entry, compute_dtype=dtype, device_kind=kind))
+    named = dict(model.named_modules(remove_duplicate=False))
+    planned = tuple((method.module, method.method) for method in plan.methods)
+    methods = tuple(each for each in planned if callable(getattr(named.get(each[0]), each[1], None)))
+    options: dict[str, Any] = {"compute_dtype": dtype, "device_kind": kind, "methods": methods}
+    graph = _checked(capture(model, inputs, loss=loss, entry=plan.entry, **options))
     progress("verifying")
-    methods = tuple((method.module, method.method) for method in plan.methods)
     found = verify_plan(plan, graph, analyze(graph, num_shards=plan.num_shards, methods=methods))
     if level == "dry-run":
         progress("running one step of the sharded model")
@@ -459,6 +499,7 @@ def capture_step(
     question: Question,
     frontend: str = "trace",
     outline: bool = True,
+    methods: tuple[tuple[str, str], ...] = (),
 ) -> ModelGraph:
     """One training step of a model, captured for a question's device and precision, and checked.
 
@@ -489,6 +530,7 @@ def capture_step(
         "compute_dtype": question.compute_dtype,
         "device_kind": question.profile.kind,
         "outline": outline,
+        "methods": methods,
     }
     if isinstance(inputs, SizedInputs):
         return _checked(capture_far(inputs, lambda pairs: capture(model, pairs, **options)))

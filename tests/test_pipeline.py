@@ -14,7 +14,7 @@ from torch import nn
 import autoshard
 from autoshard.cli.measure import require_same_model
 from autoshard.errors import RequestError
-from autoshard.pipeline import plan_model_file
+from autoshard.pipeline import plan_model_file, verify_model
 from autoshard.plan import decisions_of, encode_plan, load_plan
 from autoshard.request import Request
 
@@ -214,3 +214,68 @@ def test_measuring_another_model_names_the_differences() -> None:
     with pytest.raises(autoshard.PlanMismatchError) as caught:
         require_same_model(plan, nn.Linear(16, 4))
     assert {difference.where for difference in caught.value.differences} >= {"blocks.0", "head", "fingerprint"}
+
+
+class _Codec(nn.Module):
+    """Has no forward; two methods run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16) * 0.1)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.t()
+
+
+class _WithCodec(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.codec = _Codec()
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.codec.decode(torch.relu(self.codec.encode(x))))
+
+
+def test_methods_make_a_module_a_unit() -> None:
+    without = autoshard.make_plan(_WithCodec(), INPUTS, request=CPU)
+    assert [unit.modules for unit in without.units] == [("head",), ("",)]
+    request = Request(device="cpu", devices=2, methods=("codec:encode", "codec:decode"))
+    model = _WithCodec()
+    plan = autoshard.make_plan(model, INPUTS, request=request)
+    assert ("codec",) in [unit.modules for unit in plan.units]
+    assert [(each.module, each.method) for each in plan.methods] == [("codec", "encode"), ("codec", "decode")]
+    assert "encode" not in vars(model.codec)
+    assert [each for each in verify_model(model, plan, INPUTS, level="dry-run") if each.severity == "error"] == []
+    one = Request(device="cpu", devices=2, methods=("codec:encode",))
+    assert ("codec",) not in [unit.modules for unit in autoshard.make_plan(_WithCodec(), INPUTS, request=one).units]
+
+
+class _Table(nn.Module):
+    """A buffer in float32 meets the parameters of ``head``."""
+
+    def __init__(self, is_hidden: bool) -> None:
+        super().__init__()
+        self.enter = nn.Linear(16, 16)
+        self.register_buffer("table", torch.ones(16))
+        self.head = nn.Linear(16, 4)
+        self.is_hidden = is_hidden
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.enter(x) + self.table
+        return h @ self.head.weight.t() if self.is_hidden else self.head(h)
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_plan_does_not_fail_in_the_precision_that_it_states(is_hidden: bool) -> None:
+    """As a unit, ``head`` casts what comes in; read by the root, it cannot."""
+    model = _Table(is_hidden)
+    plan = autoshard.make_plan(model, INPUTS, request=Request(device="h100-80gb", devices=8, precision="bf16"))
+    codes = {each.code for each in plan.diagnostics}
+    assert "AS101" in codes
+    assert ("AS302" in codes) == is_hidden
+    assert plan.precision.param == ("same" if is_hidden else "bfloat16")
+    assert [each for each in verify_model(model, plan, INPUTS, level="dry-run") if each.severity == "error"] == []

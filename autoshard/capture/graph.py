@@ -5,7 +5,7 @@ pair; readers, gradients and traits are united over the pairs and the number of 
 what legality asks for.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -49,6 +49,7 @@ def capture(
     compute_dtype: str = "float32",
     device_kind: str = "cpu",
     outline: bool = True,
+    methods: Sequence[tuple[str, str]] = (),
 ) -> ModelGraph:
     """Run one training step of a model on fake tensors and describe it.
 
@@ -63,6 +64,7 @@ def capture(
         compute_dtype: dtype of floating point parameters and inputs; ``float32`` means as stored.
         device_kind: kind of the device that the step is for, ``cuda`` or ``cpu``.
         outline: trace blocks that are alike once; what comes out is the same.
+        methods: (module, method) pairs; each method runs its module as a hooked forward does.
 
     Raises:
         RequestError: an argument is not a question that can be asked.
@@ -72,11 +74,11 @@ def capture(
         raise RequestError("compute_dtype", compute_dtype, "one of " + ", ".join(COMPUTE_DTYPES))
     if device_kind not in ("cuda", "cpu"):
         raise RequestError("device_kind", device_kind, "cuda or cpu")
-    tree = read_tree(model, entry)
+    tree = read_tree(model, entry, methods)
     _require_whole_params(tree)
     pairs = read_pairs(inputs)
     digests = repeat_classes(tree)
-    outlines = Outlines(tree, digests) if outline else None
+    outlines = Outlines(tree, digests) if outline and not methods else None
     diagnostics: list[Diagnostic] = []
     traced = []
     dtype = COMPUTE_DTYPES[compute_dtype]
@@ -128,7 +130,7 @@ def capture(
     )
 
 
-def read_tree(model: nn.Module, entry: str) -> ModuleTree:
+def read_tree(model: nn.Module, entry: str, methods: Sequence[tuple[str, str]] = ()) -> ModuleTree:
     """The tree of a model that can be captured.
 
     Raises:
@@ -146,7 +148,7 @@ def read_tree(model: nn.Module, entry: str) -> ModuleTree:
             f"the name of a method of {type(model).__name__}",
             "name the method that runs one training step, or none for forward",
         )
-    tree = ModuleTree(model)
+    tree = ModuleTree(model, methods)
     try:
         TopologicalSorter({fqn: module.children for fqn, module in tree.modules.items()}).prepare()
     except CycleError as error:

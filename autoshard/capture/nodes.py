@@ -23,6 +23,7 @@ def module_nodes(
         num_calls: hooked forwards by FQN.
         traits: traits that a trace found, by FQN, beside those that the classes tell.
     """
+    run_by_method = {fqn for fqn, _ in tree.methods}
     return tuple(
         ModuleNode(
             fqn=fqn,
@@ -32,7 +33,7 @@ def module_nodes(
             children=tuple(entry.children),
             own_params=tuple(entry.params),
             own_buffers=tuple(entry.buffers),
-            has_forward=has_forward(entry.module),
+            has_forward=has_forward(entry.module) or fqn in run_by_method,
             num_calls=num_calls.get(fqn, 0),
             repeat_class=digests[fqn],
             traits=tuple(sorted(static_traits(entry.module) | (traits or {}).get(fqn, set()))),

@@ -198,6 +198,10 @@ class ModuleStack:
                     return result
             return stack._run(fqn, run, args, kwargs)
 
+        for fqn, name in self._tree.methods:
+            module = self._tree.module(fqn)
+            # An attribute of the instance; whoever made the tensors fake restores the attributes.
+            vars(module)[name] = partial(self._run_method, fqn, getattr(module, name))
         with (
             mock.patch.object(nn.Module, "_call_impl", call),
             mock.patch.object(
@@ -206,6 +210,11 @@ class ModuleStack:
             mock.patch.object(torch.utils.checkpoint, "CheckpointFunction", self._checkpoint_function()),
         ):
             yield
+
+    def _run_method(self, fqn: str, method: Callable, *args: Any, **kwargs: Any) -> Any:
+        if any(span.module == fqn for span in self.frames):
+            return method(*args, **kwargs)
+        return self._run(fqn, method, args, kwargs)
 
     def run_entry(self, method: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run a method of the root that is not ``forward``, as a hooked forward of the root."""

@@ -5,7 +5,7 @@ first path in registration order is the one name of a module (its canonical FQN)
 ``named_modules`` and ``named_parameters``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -82,9 +82,10 @@ class ModuleTree:
         buffers: by name, in the order of ``named_buffers``.
         fqn_of: canonical FQN by ``id`` of the module.
         key_of: key by ``id`` of the parameter.
+        methods: (module, method) pairs that run a module as its hooked forward does.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, methods: Sequence[tuple[str, str]] = ()) -> None:
         self.modules: dict[str, ModuleEntry] = {}
         self.params: dict[str, ParamEntry] = {}
         self.buffers: dict[str, BufferEntry] = {}
@@ -93,6 +94,8 @@ class ModuleTree:
         self._buffer_name: dict[int, str] = {}
         for path, module, parent in _paths(model, "", "", ()):
             self._add(path, module, parent)
+        paths = dict(model.named_modules(remove_duplicate=False)) if methods else {}
+        self.methods = tuple((self.fqn_of[id(paths[path])], name) for path, name in methods)
 
     def module(self, fqn: str) -> nn.Module:
         """The module with that canonical FQN."""
