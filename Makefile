@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-compile bench-replay bench-plans bench-real clean
+.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-compile bench-replay bench-plans bench-real bench-scale clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -69,6 +69,9 @@ bench-real: $(VENV)/.installed-dev  ## calibrate this CPU, train plans and basel
 
 bench-compile: $(VENV)/.installed-dev  ## compare what compiled blocks keep with what is projected for them
 	$(BIN)/python benchmarks/compile.py
+bench-scale: $(VENV)/.installed-dev  ## plan the largest models, from the shell; CPU seconds, memory, growth with depth
+	$(BIN)/python -m benchmarks.scale --full
+	$(BIN)/python -m benchmarks.scale --peers
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
