@@ -75,10 +75,10 @@ def _outermost_blocks(graph: ModelGraph) -> list[str]:
 
 def _reasons(graph: ModelGraph, fqn: str, found: list[Run]) -> Iterator[str]:
     tree = Tree.of(graph)
-    inside = [inner for inner in tree.nodes if inner in tree.below(fqn)]
+    inside = sorted(tree.below(fqn), key=tree.pre_index.__getitem__)
     if tree.nodes[fqn].num_calls != 1 or len(found) != 1:
         yield f"it runs {tree.nodes[fqn].num_calls} times in a step"
-    around = [outer for outer in tree.nodes if outer in tree.above(fqn)]
+    around = sorted(tree.above(fqn), key=tree.pre_index.__getitem__)
     for other in (*inside, *around):
         if "checkpointed" in tree.nodes[other].traits:
             yield f"{other or 'the root'} recomputes by itself already"

@@ -126,6 +126,7 @@ def trace_step(
             _errors(stack, log),
         ):
             how = _run(model, stack, log, args, kwargs, loss, entry)
+        stack.outliner = None  # it refers to all that refers to it, and would keep the fake tensors alive
         grads = {key: param.grad for key, param in fake.params.items() if param.grad is not None}
         found = {key: log.gradient(grad) for key, grad in grads.items()} | log.replayed_grads
         storages = log.finish({key: found[key] for key in tree.params if key in found})

@@ -16,6 +16,7 @@ class Tree:
         nodes: modules by canonical FQN, in pre-order.
         params: parameters by key, in the order of the graph.
         parents: canonical FQNs of all parents by FQN; two or more for a shared module.
+        pre_index: place of each module in pre-order.
         post_order: FQNs of all modules, children before parents, the root last.
         held_order: place of each parameter where children's parameters come before a module's own.
     """
@@ -31,10 +32,12 @@ class Tree:
         "parents",
         "post_index",
         "post_order",
+        "pre_index",
     )
 
     def __init__(self, graph: ModelGraph) -> None:
         self.nodes: dict[str, ModuleNode] = {node.fqn: node for node in graph.modules}
+        self.pre_index = {fqn: index for index, fqn in enumerate(self.nodes)}
         self.params: dict[str, ParamInfo] = {param.key: param for param in graph.params}
         parents: dict[str, list[str]] = {fqn: [] for fqn in self.nodes}
         for node in graph.modules:

@@ -26,7 +26,7 @@ PEERS = {
     "import torch": "import torch",
     "import torch and transformers' Llama": "import torch; from transformers import LlamaForCausalLM",
     "fully_shard on meta, each block (8B)": "from benchmarks.scale.peers import shard; shard()",
-    "FSDPMemTracker, one step (8B)": "from benchmarks.scale.peers import track; track()",
+    "FSDPMemTracker, one step (plain torch file)": "from benchmarks.scale.peers import track; track()",
     "accelerate": "import accelerate",
     "torchtitan": "import torchtitan",
 }

@@ -1,4 +1,4 @@
-"""What else reads a whole model before training, on an 8B Llama with a fake process group."""
+"""What else reads a whole model before training, with a fake process group."""
 
 import torch
 from torch import nn
@@ -6,6 +6,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.scale.cases import CONFIGS
+from benchmarks.scale.plain import build_model
 
 
 def _start() -> None:
@@ -37,18 +38,21 @@ def shard() -> None:
 
 
 def track() -> None:
-    """One step on fake tensors under torch's own tracker of FSDP2's memory."""
+    """One step of the plain decoder on fake tensors under torch's own tracker of FSDP2's memory."""
     import torch.testing._internal.distributed.fake_pg
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     _start()
     with FakeTensorMode():
-        model = _model()
-        _shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        model = build_model()
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
         tracker = FSDPMemTracker(model, optimizer)
-        tracker.track_inputs((ids := torch.zeros(1, 2048, dtype=torch.long),))
+        ids = torch.zeros(1, 2048, dtype=torch.long)
+        tracker.track_inputs((ids,))
         with tracker:
-            model(input_ids=ids, labels=ids).loss.backward()
+            model(ids).mean().backward()
             optimizer.step()

@@ -476,3 +476,15 @@ def test_the_model_is_left_as_it_was() -> None:
     assert [names for _, names in before] == [names for _, names in after]
     assert all(one[0].keys() == other[0].keys() for one, other in zip(before, after, strict=True))
     assert all(param is params[name] and param.grad is None for name, param in model.named_parameters())
+
+
+def test_nothing_of_the_trace_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow search for what is left is not begun: all fake tensors are gone when the trace ends."""
+
+    def search(mode: Any) -> tuple[str, ...]:
+        raise AssertionError("something of the trace is still alive")
+
+    monkeypatch.setattr("autoshard.capture.step.left_over", search)
+    model = Stack()
+    model.layers = nn.ModuleList(Experts(index) for index in range(DEPTH))
+    require_outlined(model, DEPTH + 3 * 6)

@@ -192,21 +192,21 @@ class Replay:
         """Write ops; tensors on the storages that leave the block and appeared now."""
         script, log, numbers = self._script, self._log, self._numbers
         births, deaths = script.births[phase], script.deaths[phase]
-        modules, params = self._pairing.modules, self._pairing.params
+        module_of, param_of = self._pairing.modules.get, self._pairing.params.get
         ops = script.recording.forward if phase == "forward" else script.recording.backward
         out = log.ops
         crossing: dict[int, torch.Tensor] = {}
         for index in range(first, end):
-            for number in births.get(index, ()):
-                self._born(number, crossing)
+            if index in births:
+                self._births(births[index], crossing)
             op = ops[index]
             out.append(
                 OpNode(
                     target=op.target,
-                    module=modules.get(op.module, op.module),
+                    module=module_of(op.module, op.module),
                     inputs=tuple([numbers[n] for n in op.inputs]),
                     outputs=tuple([numbers[n] for n in op.outputs]),
-                    params=tuple([params.get(key, key) for key in op.params]),
+                    params=tuple([param_of(key, key) for key in op.params]) if op.params else (),
                     flops=op.flops,
                     bytes_read=op.bytes_read,
                     bytes_written=op.bytes_written,
@@ -214,24 +214,30 @@ class Replay:
                     is_recompute=op.is_recompute,
                 )
             )
-            if phase == "backward":
-                span = script.recording.backward_spans[index]
-                log.backward_spans.append(None if span < 0 else self._spans[span])
-            for number in deaths.get(index, ()):
-                self._died(number)
+            if index in deaths:
+                for number in deaths[index]:
+                    self._died(number)
+        if phase == "backward":
+            spans = [*self._spans, None]  # -1 is the last
+            log.backward_spans += [spans[span] for span in script.recording.backward_spans[first:end]]
         return crossing
 
+    def _births(self, numbers: list[int], crossing: dict[int, torch.Tensor]) -> None:
+        log, pieces, records = self._log, self._script.recording.pieces, self._log.records
+        for number in numbers:
+            if number in self._script.crossing:
+                self._born(number, crossing)
+                continue
+            piece = pieces[number]
+            self._numbers[number] = len(records)
+            records.append(StorageRecord(piece.nbytes, log.phase, len(log.ops), piece.kind, None))
+
     def _born(self, number: int, crossing: dict[int, torch.Tensor]) -> None:
-        piece, log = self._script.recording.pieces[number], self._log
-        layout = self._script.crossing.get(number)
-        if layout is None:
-            self._numbers[number] = len(log.records)
-            log.records.append(StorageRecord(piece.nbytes, log.phase, len(log.ops), piece.kind, None))
-            return
+        """A storage that leaves the block appears, and so there is a tensor on it."""
         with self._machine.tracer.paused():
-            base = crossing[number] = empty(layout)
+            base = crossing[number] = empty(self._script.crossing[number])
             self._holds[number] = base.detach()
-        self._numbers[number] = log.index(base.untyped_storage(), self._span_that_made(number))
+        self._numbers[number] = self._log.index(base.untyped_storage(), self._span_that_made(number))
 
     def _span_that_made(self, number: int) -> Span | None:
         made = self._script.recording.makers.get(number, -1)
