@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-compile bench-replay bench-plans bench-real bench-scale clean
+.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-compile bench-device bench-replay bench-plans bench-real bench-scale clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -72,6 +72,9 @@ bench-compile: $(VENV)/.installed-dev  ## compare what compiled blocks keep with
 bench-scale: $(VENV)/.installed-dev  ## plan the largest models, from the shell; CPU seconds, memory, growth with depth
 	$(BIN)/python -m benchmarks.scale --full
 	$(BIN)/python -m benchmarks.scale --peers
+
+bench-device: $(VENV)/.installed-dev  ## compare attention kernels, optimizers and the allocator with one GPU
+	$(BIN)/python benchmarks/device.py
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

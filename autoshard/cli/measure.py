@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from autoshard.cli.options import positive
+from autoshard.cli.options import add_attention_option, positive
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
+from autoshard.cli.source import load_for_capture, load_for_training
 from autoshard.errors import Difference, PlanMismatchError, RequestError
 from autoshard.plan import Plan, fingerprint, load_plan
 from autoshard.plan.measurement import Measurement
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from autoshard.capture.model_file import ModelFile
+    from autoshard.runtime.trial import Case
     from autoshard.simulate import Timeline
 
 NAME = "measure"
@@ -77,10 +78,19 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("plan", metavar="PLAN", help="the plan file")
-    parser.add_argument("model", metavar="MODEL", help="model.py, model.py:factory or package.module:factory")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="model.py, model.py:factory, package.module:factory, or a transformers config.json or its folder",
+    )
     parser.add_argument("--steps", type=positive, default=2, metavar="N", help="steps to measure (default: 2)")
-    parser.add_argument("--batch", type=positive, metavar="N", help="batch size, given to example_inputs")
-    parser.add_argument("--seq", type=positive, metavar="N", help="sequence length, given to example_inputs")
+    parser.add_argument("--batch", type=positive, metavar="N", help="batch size of the inputs")
+    parser.add_argument("--seq", type=positive, metavar="N", help="sequence length of the inputs")
+    parser.add_argument("--image-size", type=positive, metavar="N", help="edge of the images in the inputs, in pixels")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run the Python code that lies beside a config.json"
+    )
+    add_attention_option(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON and nothing else")
 
 
@@ -91,9 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError("provenance.optimizer", plan.provenance.optimizer, "one of " + ", ".join(OPTIMIZERS))
     progress = Progress(write_error)
     with progress, contextlib.redirect_stdout(sys.stderr):
-        timeline, measurement, group = measure_model_file(
-            plan, args.model, num_steps=args.steps, batch=args.batch, seq=args.seq, progress=progress
-        )
+        timeline, measurement, group = measure_source(plan, args, progress)
     if measurement.rank:
         return 0
     rows = compare(timeline, measurement)
@@ -111,23 +119,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure_model_file(
-    plan: Plan,
-    spec: str,
-    *,
-    num_steps: int,
-    batch: int | None = None,
-    seq: int | None = None,
-    progress: Callable[[str], None] = lambda stage: None,
+def measure_source(
+    plan: Plan, args: argparse.Namespace, progress: Callable[[str], None] = lambda stage: None
 ) -> "tuple[Timeline, Measurement, str]":
-    """Projection and measurement of a model file under a plan, and the backend of the process group.
+    """Projection and measurement of the model that the arguments name, and the backend of the process group.
 
     Args:
         plan: made from this model.
-        spec: names the model file.
-        num_steps: steps to measure, after one that is not.
-        batch: batch size for the file's ``example_inputs``.
-        seq: sequence length for the file's ``example_inputs``.
+        args: ``model``, ``steps`` (to measure, after one that is not) and the sizes of the inputs.
         progress: told the name of each stage as it begins.
 
     Raises:
@@ -136,25 +135,24 @@ def measure_model_file(
     """
     import torch
 
-    from autoshard.capture import build_model, capture, find_accelerator, load_model_file
+    from autoshard.capture import capture, find_accelerator
     from autoshard.simulate import simulate
 
-    progress(f"loading {spec}")
-    model_file = load_model_file(spec)
-    pair = model_file.inputs(batch, seq)[0]
+    progress(f"loading {args.model}")
+    subject = load_for_capture(args)
+    model, pair = subject.model, subject.pairs[0]
     with _process_group(plan) as (decisions, device, backend):
         found = find_accelerator() if device == "cuda" else None
         request = Request(
             device=found[0] if found else "cpu", devices=decisions.num_devices, optimizer=plan.provenance.optimizer
         )
-        model = build_model(model_file)
         require_same_model(plan, model)
         progress("capturing one training step")
         dtype = "float32" if plan.precision.param == "same" else plan.precision.param
         graph = capture(
             model,
             pair,
-            loss=model_file.loss,
+            loss=subject.loss,
             entry=plan.entry,
             compute_dtype=dtype,
             device_kind=device,
@@ -163,11 +161,11 @@ def measure_model_file(
         whole = sum(param.nbytes for param in graph.params) + sum(buffer.nbytes for buffer in graph.buffers)
         if device == "cpu":
             # Sharding copies the shards while the whole model is still there; then the step has it to itself.
-            require_memory(max(whole + timeline.steady_bytes, timeline.peak_bytes), free_bytes(), spec)
+            require_memory(max(whole + timeline.steady_bytes, timeline.peak_bytes), free_bytes(), args.model)
         progress("training")
         # Only ops that run one by one can be followed: compiled blocks run as they are written.
         with torch.compiler.set_stance("force_eager"):
-            return timeline, _train(model_file, decisions, pair, device, num_steps), backend
+            return timeline, _train(load_for_training(args), decisions, device, args.steps), backend
 
 
 def require_same_model(plan: Plan, model: "nn.Module") -> None:
@@ -207,6 +205,7 @@ def compare(timeline: "Timeline", measurement: Measurement) -> tuple[Row, ...]:
         Row(name=f"peak, {phase}", projected=timeline.phase_peak_bytes(phase), measured=measured)
         for phase, measured in measurement.peak_by_phase.items()
     ]
+    rows += _kind_rows(timeline, measurement)
     held = start["sharded_params"] + start["unsharded_params"]
     rows += [
         Row(name="parameters", projected=held, measured=measurement.parameter_bytes),
@@ -226,9 +225,29 @@ def compare(timeline: "Timeline", measurement: Measurement) -> tuple[Row, ...]:
     return tuple(row for row in rows if row.projected or row.measured)
 
 
+def _kind_rows(timeline: "Timeline", measurement: Measurement) -> list[Row]:
+    """What the peak of the phase with the highest one is made of, kind by kind."""
+    from autoshard.simulate import KINDS
+
+    phase = measurement.peak_phase
+    measured = measurement.kinds_by_phase.get(phase, {})
+    summit = max((each for each in timeline.summits if each.phase == phase), key=lambda each: each.high, default=None)
+    if summit is None or not measured:
+        return []
+    projected = dict(zip(KINDS, summit.high_live, strict=True))
+    return [
+        Row(
+            name=f"{phase} peak, {kind.replace('_', ' ')}",
+            projected=projected.get(kind, 0),
+            measured=measured.get(kind, 0),
+        )
+        for kind in dict.fromkeys((*KINDS, *measured))
+    ]
+
+
 def format_comparison(plan: Plan, measurement: Measurement, group: str, rows: tuple[Row, ...]) -> str:
     """The verdict in one line, the comparison as a table, and what to know of it."""
-    peaks = [row for row in rows if row.name.startswith("peak")]
+    peaks = [row for row in rows if row.name.startswith("peak, ")]
     projected, measured = max(row.projected for row in peaks), max(row.measured for row in peaks)
     lines = [
         f"measured on {measurement.device}, rank {measurement.rank} of {measurement.num_devices} ({group} process "
@@ -247,6 +266,14 @@ def format_comparison(plan: Plan, measurement: Measurement, group: str, rows: tu
         f"the plan itself projects a peak of {format_bytes(plan.projection.peak_bytes)} on "
         f"{plan.provenance.device} x {plan.num_devices} for the inputs that it was made with",
     ]
+    if measurement.allocator:
+        figures = (
+            f"{name.replace('_', ' ')} {value if name.startswith('num') else format_bytes(value)}"
+            for name, value in measurement.allocator.items()
+        )
+        lines.append(f"the device's allocator: {', '.join(figures)}")
+    if plan.compile:
+        lines.append("compiled blocks ran as they are written")
     if group == "gloo":
         lines.append("gloo holds the buffers of a collective longer than a device's library does")
     return "\n".join(lines)
@@ -315,26 +342,24 @@ def _process_group(plan: Plan) -> "Iterator[tuple[Plan, str, str]]":
         dist.destroy_process_group()
 
 
-def _train(model_file: "ModelFile", plan: Plan, pair: Any, device: str, num_steps: int) -> Measurement:
+def _train(case: "Case", plan: Plan, device: str, num_steps: int) -> Measurement:
     from torch.utils._pytree import tree_map
 
     from autoshard.capture.loss import find_loss
-    from autoshard.capture.model_file import user_code
     from autoshard.runtime import Meter, accumulate, apply_plan, make_optimizer
 
-    with user_code(model_file.source, model_file.path, "building the model failed"):
-        model = model_file.build()
+    model = case.model
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise RequestError(
             "model", "on the meta device", "a model with its parameters", "let the factory build it on the cpu"
         )
     model = apply_plan(model.train(), plan)
-    args, kwargs = tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, pair)
+    args, kwargs = tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, case.pairs[0])
     optimizer = make_optimizer(plan.provenance.optimizer, model.parameters(), lr=1e-4)
     entry = model if plan.entry == "forward" else getattr(model, plan.entry)
 
     def compute_loss() -> "torch.Tensor":
-        return find_loss(entry(*args, **kwargs), model_file.loss)[0]
+        return find_loss(entry(*args, **kwargs), case.loss)[0]
 
     compute_loss().backward()  # type: ignore[no-untyped-call]
     optimizer.step()

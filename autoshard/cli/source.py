@@ -126,6 +126,28 @@ def load_subject(args: argparse.Namespace, progress: "Progress") -> "Subject":
     return Subject(built, inputs, model_file.loss, entry, progress)
 
 
+def load_for_capture(args: argparse.Namespace) -> "Case":
+    """The model that the arguments name without its values, its inputs and its loss.
+
+    Raises:
+        AutoshardError: it cannot be built, or has no inputs.
+    """
+    from autoshard.capture import build_model, load_model_file
+    from autoshard.capture.inputs import read_pairs
+    from autoshard.capture.substitute import stay_substituted
+    from autoshard.runtime.trial import Case
+
+    stay_substituted(args.attention)
+    if is_config(args.model):
+        model, inputs, _ = _read_config(args, _in_silence)
+        return Case(model=model, pairs=read_pairs(inputs))
+    model_file = load_model_file(args.model)
+    model = build_model(model_file, args.attention)
+    made = _default_inputs(model, args) if model_file.example_inputs is None else None
+    pairs = model_file.inputs(args.batch, args.seq, args.image_size) if made is None else read_pairs(made[0])
+    return Case(model=model, pairs=pairs, loss=model_file.loss)
+
+
 def load_for_training(args: argparse.Namespace) -> "Case":
     """The model that the arguments name with its values, its inputs and its loss; also in another process.
 

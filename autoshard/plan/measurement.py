@@ -21,6 +21,10 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         peak_bytes: the most that was alive at once.
         peak_phase: phase in which that was.
         peak_by_phase: the most that was alive at once in each phase, in the order of the phases.
+        kinds_by_phase: what each of these peaks was made of, bytes by kind as in ``Projection.by_kind``; each storage
+            is told apart by who allocated it.
+        allocator: the device allocator's own figures over the measured steps: ``allocated_peak``, ``requested_peak``,
+            ``reserved_peak``, ``inactive_split_peak`` in bytes, ``num_retries``; empty where there is none.
         parameter_bytes: the rank's shards of the parameters, with their padding, at the end of the measurement.
         gradient_bytes: the most that the shards of the gradients held at the end of a phase.
         optimizer_bytes: the rank's part of the optimizer's state at the end of the measurement.
@@ -50,6 +54,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     all_gather_bytes: int
     reduce_scatter_bytes: int
     all_reduce_bytes: int
+    kinds_by_phase: dict[str, dict[str, int]] = {}
+    allocator: dict[str, int] = {}
 
     @property
     def steady_bytes(self) -> int:

@@ -5,7 +5,7 @@ out is a ``Measurement``, the counterpart of a plan's ``Projection``. Following 
 no measure of speed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from autoshard.plan.measurement import Measurement
+from autoshard.runtime.allocator import allocator_figures, restart_allocator
 from autoshard.runtime.collectives import Collective, record_collectives
-from autoshard.runtime.live_bytes import LiveBytes, held_bytes
+from autoshard.runtime.kind_bytes import KindBytes
+from autoshard.runtime.live_bytes import held_bytes
 
 
 class Meter:
@@ -48,10 +50,12 @@ class Meter:
         self._model, self._optimizer = model, optimizer
         param = next(model.parameters())
         self._device_type = param.device.type
-        self._live = LiveBytes(self._device_type)
-        self._live.follow(self._existing())
-        self._live.follow(leaf for leaf in tree_leaves(others) if isinstance(leaf, torch.Tensor))
+        self._live = KindBytes(self._device_type)
+        for kind, tensors in self._existing(others):
+            with self._live.made(kind):
+                self._live.follow(tensors)
         self._peaks: dict[str, int] = {}
+        self._kinds: dict[str, dict[str, int]] = {}
         self._gradient_bytes = 0
         self._issued: list[Collective] = []
         self._num_steps = 0
@@ -59,7 +63,9 @@ class Meter:
     @contextmanager
     def step(self) -> Iterator[None]:
         """One training step; phases stand inside."""
-        with self._live, record_collectives() as issued:
+        if not self._num_steps:
+            restart_allocator(self._device_type)
+        with self._live, self._live.watching(), record_collectives() as issued:
             yield
         self._issued += issued
         self._num_steps += 1
@@ -68,8 +74,12 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """A part of a step, such as ``forward``. Its peak is kept by name over all steps."""
         self._live.restart_peak()
-        yield
-        self._peaks[name] = max(self._peaks.get(name, 0), self._live.peak)
+        # What an optimizer makes is of a moment, but for its state.
+        with self._live.made("temporaries" if name == "optimizer" else "activations"):
+            yield
+        self._live.are("optimizer_state", self._optimizer_state())
+        if self._live.peak > self._peaks.get(name, -1):
+            self._peaks[name], self._kinds[name] = self._live.peak, self._live.by_kind()
         self._gradient_bytes = max(self._gradient_bytes, held_bytes(p.grad for p in self._model.parameters()))
 
     def measurement(self) -> Measurement:
@@ -93,6 +103,8 @@ class Meter:
             peak_bytes=self._peaks[peak_phase],
             peak_phase=peak_phase,
             peak_by_phase=dict(self._peaks),
+            kinds_by_phase={name: dict(kinds) for name, kinds in self._kinds.items()},
+            allocator=allocator_figures(self._device_type),
             parameter_bytes=parameter_bytes,
             gradient_bytes=self._gradient_bytes,
             optimizer_bytes=optimizer_bytes,
@@ -105,12 +117,12 @@ class Meter:
             all_reduce_bytes=self._bytes("all-reduce"),
         )
 
-    def _existing(self) -> Iterator[torch.Tensor | None]:
-        for param in self._model.parameters():
-            yield param
-            yield param.grad
-        yield from self._model.buffers()
-        yield from self._optimizer_state()
+    def _existing(self, others: Any) -> Iterator[tuple[str, Iterable[torch.Tensor | None]]]:
+        yield "sharded_params", self._model.parameters()
+        yield "sharded_grads", (param.grad for param in self._model.parameters())
+        yield "buffers", self._model.buffers()
+        yield "optimizer_state", self._optimizer_state()
+        yield "inputs", (leaf for leaf in tree_leaves(others) if isinstance(leaf, torch.Tensor))
 
     def _optimizer_state(self) -> Iterator[torch.Tensor]:
         for state in self._optimizer.state.values():

@@ -16,10 +16,10 @@ from autoshard.ir import ModelGraph
 from autoshard.plan import Decisions
 from autoshard.request import Question, resolve
 from autoshard.runtime import accumulate, apply_plan, clip_grad_norm_, make_optimizer
+from autoshard.runtime.kind_bytes import KindBytes
 from autoshard.runtime.sandbox import fake_mesh
 from autoshard.simulate import KINDS, Timeline, simulate
 from benchmarks.memory.configurations import CONFIGURATIONS, Configuration, make_plan
-from benchmarks.memory.kinds import KindBytes
 from benchmarks.memory.models import Inputs, Model
 
 PHASES = ("forward", "backward", "optimizer")
@@ -83,7 +83,7 @@ def measure(
             for _ in _step(inputs, sharded, optimizer, decisions, question):
                 pass
         gc.collect()
-        counter = KindBytes()
+        counter = KindBytes("cpu")
         _follow(counter, sharded, optimizer, inputs)
         peaks: dict[str, int] = {}
         kinds: dict[str, dict[str, int]] = {}

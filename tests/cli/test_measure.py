@@ -76,6 +76,53 @@ def test_projected_is_measured(cli, model: str, saved: Path, plan: Plan) -> None
     assert rows["optimizer state"][1] == rows["gradients"][1] == rows["parameters"][1]
     assert rows["inputs and buffers"][1] == 4 * 7 * 16
 
+    # What the highest peak is made of is told by who allocated it.
+    phase = found["measurement"]["peak_phase"]
+    kinds = {name.partition(" peak, ")[2]: both for name, both in rows.items() if name.startswith(f"{phase} peak")}
+    assert {"sharded params", "optimizer state", "activations"} <= set(kinds)
+    assert sum(size for _, size in kinds.values()) == found["measurement"]["peak_bytes"]
+    assert found["measurement"]["allocator"] == {}
+
+
+def test_a_configuration_is_measured(cli, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    fields = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 56,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 67,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config, plan = tmp_path / "config.json", tmp_path / "plan.json"
+    options = ("--device", "cpu", "--devices", "4", "--batch", "2", "--seq", "11", "--quiet")
+    assert cli("plan", config, "-o", plan, *options).code == 0
+    done = cli("measure", plan, config, "--batch", "2", "--seq", "11", "--json", "--steps", "1")
+    assert done.code == 0, done.err
+    rows = {row["name"]: (row["projected"], row["measured"]) for row in json.loads(done.out)["rows"]}
+    for name, (projected, measured) in rows.items():
+        assert measured == pytest.approx(projected, rel=0.02), name
+
+
+def test_the_allocator_of_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for CUDA's counters: there is no device here."""
+    from autoshard.runtime.allocator import allocator_figures, restart_allocator
+
+    began = []
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: began.append(True))
+    monkeypatch.setattr(
+        "torch.cuda.memory_stats",
+        lambda: {"allocated_bytes.all.peak": 3072, "requested_bytes.all.peak": 3001, "num_alloc_retries": 2},
+    )
+    restart_allocator("cpu")
+    assert (allocator_figures("cpu"), began) == ({}, [])
+    restart_allocator("cuda")
+    figures = allocator_figures("cuda")
+    assert began == [True]
+    assert (figures["allocated_peak"], figures["requested_peak"], figures["num_retries"]) == (3072, 3001, 2)
+    timeline, measurement, _ = measured()
+    told = msgspec.structs.replace(measurement, allocator=figures)
+    text = format_comparison(small_plan(), told, "nccl", compare(timeline, told))
+    assert "the device's allocator: allocated peak 3.00 KiB, requested peak 2.93 KiB" in text
+    assert "num retries 2" in text
+
 
 def test_text(cli, model: str, saved: Path) -> None:
     done = cli("measure", saved, model, "--batch", "11")

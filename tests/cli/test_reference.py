@@ -53,7 +53,7 @@ def test_exit_codes() -> None:
 def test_commands_of_the_page_run(command: str, cli, pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_plan(small_plan(), "plan.json")
-    monkeypatch.setattr("autoshard.cli.measure.measure_model_file", measured)
+    monkeypatch.setattr("autoshard.cli.measure.measure_source", measured)
     monkeypatch.setattr("autoshard.cli.verify.verify_source", lambda *args: ())
     for asking in ("fit", "sweep", "compare"):
         monkeypatch.setattr(f"autoshard.cli.{asking}.load_subject", lambda *args: GraphSubject())

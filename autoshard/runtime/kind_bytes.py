@@ -21,12 +21,15 @@ _GROUP = _fsdp_param_group.FSDPParamGroup
 class KindBytes(LiveBytes):
     """Live bytes, and what they were at the peak.
 
+    Args:
+        device_type: only storages on devices of this type count.
+
     Attributes:
         at_peak: storage and size at the peak.
     """
 
-    def __init__(self) -> None:
-        super().__init__("cpu")
+    def __init__(self, device_type: str) -> None:
+        super().__init__(device_type)
         self.at_peak: list[tuple[int, int]] = []
         self._kind = "activations"
         self._numbers: dict[int, int] = {}
@@ -88,7 +91,7 @@ class KindBytes(LiveBytes):
                 (_GROUP, "post_backward", "unsharded_grads"),
             ):
                 stack.enter_context(mock.patch.object(owner, name, self._around(getattr(owner, name), kind)))
-            reduce = self._reducing(_fsdp_param_group.foreach_reduce)
+            reduce = self._reducing(_fsdp_collectives.foreach_reduce)
             stack.enter_context(mock.patch.object(_fsdp_param_group, "foreach_reduce", reduce))
             allocate = _fsdp_collectives.DefaultAllocMixin.allocate
             stack.enter_context(
