@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-memory bench-compile bench-device bench-replay bench-plans bench-real bench-scale clean
+.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-reach-train bench-memory bench-compile bench-device bench-replay bench-plans bench-real bench-scale clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -53,7 +53,10 @@ bench-parity: $(VENV)/.installed-dev  ## train one model in five ways and compar
 	$(BIN)/python benchmarks/parity.py
 
 bench-reach: $(VENV)/.installed-dev  ## plan every architecture of transformers, print counts and failures
-	$(BIN)/python -m benchmarks.reach
+	$(BIN)/python -m benchmarks.reach $(REACH)
+
+bench-reach-train: $(VENV)/.installed-dev  ## train sixty small architectures on two ranks beside one process
+	$(BIN)/python -m benchmarks.reach.train $(REACH)
 
 bench-memory: $(VENV)/.installed-dev  ## train models in many configurations, projected beside measured bytes
 	$(BIN)/python -m benchmarks.memory

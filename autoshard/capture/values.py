@@ -158,6 +158,8 @@ class Values:
         if func in SIZED and math.prod(args[0]) > MAX_INT_NUMEL:
             return None
         args, kwargs = tree_map_only(FakeTensor, self.get, (args, kwargs))
+        if not func.is_view and any(map(_is_spread, tree_leaves((args, kwargs)))):
+            return None
         try:
             with _disable_current_modes(), torch.no_grad():
                 result = func(*args, **kwargs)
@@ -308,6 +310,13 @@ def may_keep(tensor: torch.Tensor) -> bool:
 
 
 def _is_small(leaf: Any) -> bool:
+    """The memory that keeps it is small: a mask that is expanded over a model's width takes no more than before."""
     if not isinstance(leaf, torch.Tensor):
         return True
-    return leaf.numel() <= (MAX_FLOAT_NUMEL if leaf.is_floating_point() else MAX_INT_NUMEL)
+    held = leaf.untyped_storage().nbytes() // leaf.element_size()
+    return min(held, leaf.numel()) <= (MAX_FLOAT_NUMEL if leaf.is_floating_point() else MAX_INT_NUMEL)
+
+
+def _is_spread(leaf: Any) -> bool:
+    """A small tensor expanded to a large one: only views of it are as small."""
+    return isinstance(leaf, torch.Tensor) and leaf.numel() > max(MAX_FLOAT_NUMEL, MAX_INT_NUMEL)

@@ -136,7 +136,7 @@ def _bounded(found: Found, step_ns: int) -> Optimal:
 def _note(found: Found, held: int, total: int, percent: int) -> Diagnostic:
     root = next(unit for unit in found.decisions.units if unit.modules == ("",))
     return Diagnostic(
-        code="AS302",
+        code="AS303",
         severity="note",
         where="(root)",
         message=f"the root owns {held / total:.0%} of the parameter bytes ({root.num_params} parameters), more than "

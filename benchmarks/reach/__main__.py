@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "build" / "reach.jsonl"
 KEPT = Path(__file__).parent / "results.jsonl"
+TRAINED = Path(__file__).parent / "trained.jsonl"
 LIMIT_S = {"cut": 900, "full": 1800, "none": 900}
 LIMIT_GIB = 6
 STRIDE = 11
@@ -43,7 +44,9 @@ def main() -> int:
     parser.add_argument("--retry", choices=("failed", "all"), help="run these again although they have a result")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--rules-only", action="store_true", help="verify by the rules, without dry runs")
-    parser.add_argument("--keep", action="store_true", help=f"write the results to {KEPT.relative_to(ROOT)}")
+    parser.add_argument(
+        "--keep", action="store_true", help=f"write the results to {KEPT.relative_to(ROOT)} and the figures to the docs"
+    )
     args = parser.parse_args()
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"})
     wanted = wanted_jobs()
@@ -58,7 +61,15 @@ def main() -> int:
     report([done[job[0]] for job in wanted if job[0] in done])
     if args.keep:
         KEPT.write_text("".join(json.dumps(compact(done[kind])) + "\n" for kind in sorted(done)))
+        write_pages()
     return 0
+
+
+def write_pages() -> None:
+    """Bring README and docs up to the kept results."""
+    from benchmarks.reach.page import write
+
+    write(ROOT, list(read(KEPT).values()), list(read(TRAINED).values()))
 
 
 def wanted_jobs() -> list[Job]:

@@ -123,6 +123,8 @@ def fit(config: Any) -> None:
         vision.hidden_size = width
     if getattr(config, "mm_tokens_per_image", None) and vision is not None:
         config.mm_tokens_per_image = min(config.mm_tokens_per_image, (vision.image_size // vision.patch_size) ** 2)
+    if getattr(config, "default_language", "") is None:
+        config.default_language = config.languages[0]
     if getattr(config, "image_token_index", 0) is None:
         config.image_token_index = text.vocab_size - 1
     for part in (config, text):

@@ -110,7 +110,8 @@ def planned(
             if (device, devices) == MACHINES[-1]:
                 raise
     stage("judging")
-    return {**judge(result), "device": device, "devices": devices, "precision": precision}
+    stated = "fp32" if result.plan.precision.param == "same" else precision
+    return {**judge(result), "device": device, "devices": devices, "precision": stated}
 
 
 def _mixes_dtypes(error: AutoshardError) -> bool:

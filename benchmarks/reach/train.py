@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reach import pool
-from benchmarks.reach.__main__ import LIMIT_GIB, ROOT, preload, read
+from benchmarks.reach.__main__ import LIMIT_GIB, ROOT, TRAINED, preload, read, write_pages
 
 RESULTS = ROOT / "build" / "reach-train.jsonl"
-KEPT = Path(__file__).parent / "trained.jsonl"
 STEPS = 3
 DEVICES = 2
 LIMIT_S = 900
@@ -37,7 +36,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="models at a time, two processes each")
     parser.add_argument("--retry", choices=("failed", "all"), help="train these again although they have a result")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
-    parser.add_argument("--keep", action="store_true", help=f"write the results to {KEPT.relative_to(ROOT)}")
+    parser.add_argument("--keep", action="store_true", help=f"write the results to {TRAINED.relative_to(ROOT)}")
     args = parser.parse_args()
     preload()
     classes = sample()
@@ -68,7 +67,8 @@ def main() -> int:
         if row["outcome"] != "equal":
             print(f"{row['outcome']:<8} {row['type']} {row['class']}: {row['reason'][:600]}")
     if args.keep:
-        KEPT.write_text("".join(json.dumps(done[kind]) + "\n" for kind in sorted(done)))
+        TRAINED.write_text("".join(json.dumps(done[kind]) + "\n" for kind in sorted(done)))
+        write_pages()
     return int(equal < len(found))
 
 

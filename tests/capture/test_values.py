@@ -25,6 +25,11 @@ class Asks(nn.Module):
         return self.lin(self.ask(self, x, tokens))
 
 
+def _spread(x: torch.Tensor) -> torch.Tensor:
+    """As wide as a model, so that a mask of it is too large to be kept but as a view."""
+    return x[:, :1].expand(-1, 1 << 20)
+
+
 def _rows(ask: Any) -> tuple[int, ModelGraph]:
     tokens = torch.tensor([5, 7, 5, 9, 5, 2])
     graph = capture(Asks(ask), ((floats(6, 4), tokens), {}))
@@ -36,6 +41,7 @@ def _rows(ask: Any) -> tuple[int, ModelGraph]:
     ("ask", "rows"),
     [
         (lambda m, x, t: x[t == 5], 3),
+        (lambda m, x, t: _spread(x)[(t == 5)[:, None].expand(-1, 1 << 20)].view(-1, 1 << 20)[:, :4], 3),
         (lambda m, x, t: x[tuple(t[:2] - 5), tuple(t[:2] - t[:2])][:, None].expand(-1, 4), 2),
         (lambda m, x, t: x[(t == 5).nonzero().flatten()], 3),
         (lambda m, x, t: x[: int((t > 5).sum())], 2),

@@ -102,7 +102,7 @@ def test_what_no_unit_may_own_is_told() -> None:
         ((torch.zeros(1, 5, dtype=torch.long),), {}),
         request=Request(device="h100-80gb", devices=4, root_percent=25),
     )
-    (told,) = [each for each in plan.diagnostics if each.code == "AS302"]
+    (told,) = [each for each in plan.diagnostics if each.code == "AS303"]
     assert "more than the 25%" in told.message
     share = VOCAB * WIDTH / (VOCAB * WIDTH + WIDTH * WIDTH + WIDTH)
     assert f"{share:.0%} of the parameter bytes" in told.message
@@ -113,7 +113,7 @@ def test_nothing_that_breaks_a_rule_is_taken() -> None:
     found = _root_only(found, graph, question)
     same, told = with_small_root(found, graph, analysis, question, profile_step(graph, question), lambda d: False)
     assert same.decisions == found.decisions
-    assert [each.code for each in told] == ["AS302"]
+    assert [each.code for each in told] == ["AS303"]
 
 
 @pytest.mark.parametrize("percent", [-1, 101, 2.5, True, "25%"])

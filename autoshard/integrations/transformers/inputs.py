@@ -146,12 +146,15 @@ def _names(wanted: Wanted, required: set[str], optional: set[str]) -> list[str]:
 def _attempts(
     wanted: Wanted, first: list[str], required: set[str], optional: set[str]
 ) -> Iterator[tuple[list[str], Wanted]]:
-    """What is tried: the usual arguments, masks too, two samples (batch statistics need them), no labels."""
+    """What is tried: the usual arguments, masks too, an encoder's result, two samples (batch statistics), no labels."""
     masks = [name for name in IF_NEEDED if name in optional - ONLY_IF_REQUIRED and _maker(name)(wanted)]
     more = [*first, *(name for name in masks if name not in first)]
     yield first, wanted
     if more != first:
         yield more, wanted
+    encoded = [name for name in ("encoder_hidden_states",) if name in optional and _maker(name)(wanted)]
+    if encoded:
+        yield [*first, *encoded], wanted
     if "batch" in wanted.sizes.assumed:
         two = {**wanted.sizes.assumed, "batch": "2 (it does not run with 1)"}
         doubled = replace(wanted, sizes=replace(wanted.sizes, batch=2, assumed=two))

@@ -1,4 +1,4 @@
-"""One maker for each argument that a forward may take, by its name: the table of what can be made.
+"""One maker for each argument that a forward may take, by its name: the table of what can be made, in one file.
 
 A maker returns the forms that the argument may have, the likeliest first; where there are several the caller finds out
 which one runs. It returns none where the argument is better left out. Values are plausible where models look at them
@@ -115,7 +115,7 @@ def _decoder_ids(wanted: Wanted) -> list[Form]:
 
 def _pixel_values(wanted: Wanted) -> list[Form]:
     s = wanted.sizes
-    if has_none(wanted.config, VISION_PARTS):
+    if "input_ids" in wanted.params and has_none(wanted.config, VISION_PARTS):  # a text goes without a picture
         return []
     image = torch.zeros(s.batch, s.channels, s.height, s.width)
     video = torch.zeros(s.batch, s.frames, s.channels, s.height, s.width)
@@ -230,6 +230,18 @@ def _attention_mask(wanted: Wanted) -> list[Form]:
 def _patch_mask(wanted: Wanted) -> torch.Tensor:
     rows, columns = _grid(wanted.sizes)
     return torch.ones(wanted.sizes.batch, rows * columns, dtype=torch.long)
+
+
+def _mask_of_images(wanted: Wanted) -> torch.Tensor:
+    """One image for each sample, which every token sees."""
+    return torch.ones(*text_tokens(wanted).shape, 1, dtype=torch.long)
+
+
+def _places_of_latents(wanted: Wanted) -> torch.Tensor:
+    """The first tokens of a text stand for what a resampler makes of the image."""
+    places = torch.zeros_like(text_tokens(wanted))
+    places[:, : number(wanted.config, "latent_query_num") or 1] = 1
+    return places
 
 
 def _patch_positions(wanted: Wanted) -> torch.Tensor:
@@ -389,7 +401,13 @@ IF_NEEDED: dict[str, Maker] = {
     "hidden_states": _patches,
     "target_sizes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
     "spatial_shapes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],
-    "pixel_attention_mask": lambda wanted: [*_pixel_mask(wanted), _patch_mask(wanted)],
+    "pixel_attention_mask": lambda wanted: [
+        *_pixel_mask(wanted),
+        _patch_mask(wanted),
+        torch.ones(wanted.sizes.batch, 1, dtype=torch.bool),
+    ],
+    "image_attention_mask": lambda wanted: [_mask_of_images(wanted)],
+    "image_embeds_position_mask": lambda wanted: [_places_of_latents(wanted)],
     "image_position_ids": lambda wanted: [_patch_positions(wanted)],
     "pixel_position_ids": lambda wanted: [_patch_positions(wanted)],
     "padding_mask": _sound_mask,
