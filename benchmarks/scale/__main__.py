@@ -121,7 +121,8 @@ def peers() -> None:
     rows = []
     for name, code in PEERS.items():
         cost = measured([sys.executable, "-c", code], Path("unused"))
-        rows.append([name, f"{cost.cpu:.1f}", f"{cost.peak_mib:.0f}"] if not cost.code else [name, "absent", ""])
+        failed = "absent" if "ModuleNotFoundError" in cost.out else "failed"
+        rows.append([name, f"{cost.cpu:.1f}", f"{cost.peak_mib:.0f}"] if not cost.code else [name, failed, ""])
     print(tabulate(rows, headers=["for scale", "CPU s", "peak MiB"], disable_numparse=True))
 
 
