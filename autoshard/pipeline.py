@@ -568,6 +568,8 @@ def named_methods(model: "nn.Module", named: tuple[str, ...]) -> tuple[tuple[str
     Raises:
         RequestError: there is no such module or method.
     """
+    if not named:
+        return ()  # a tree that holds itself has no end to look through, and capture tells of it
     pairs = []
     modules = dict(model.named_modules(remove_duplicate=False))
     for text in named:
