@@ -57,11 +57,14 @@ def read_pairs(
 
 
 def input_infos(pair: Pair) -> tuple[InputInfo, ...]:
-    """The tensors of a pair as the IR lists them."""
-    return tuple(
-        InputInfo(name=name, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))
-        for name, tensor in _tensors(pair)
-    )
+    """The tensors of a pair as the IR lists them; one that is passed twice is listed twice and knows its first name."""
+    first: dict[int, str] = {}
+    infos = []
+    for name, tensor in _tensors(pair):
+        same_as = first.setdefault(id(tensor), name)
+        shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+        infos.append(InputInfo(name=name, shape=shape, dtype=dtype, same_as=same_as if same_as != name else ""))
+    return tuple(infos)
 
 
 def fake_pair(

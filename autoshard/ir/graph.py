@@ -276,11 +276,13 @@ class InputInfo:
         name: argument position or keyword, with the path inside it.
         shape: its shape.
         dtype: dtype name.
+        same_as: name of an earlier input that is the same tensor, else ``""``.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    same_as: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

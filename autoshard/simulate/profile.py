@@ -291,22 +291,23 @@ def _storages(
 def _cast_inputs(graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]) -> list[tuple[int, int]]:
     """(bytes, last op) of the copies that FSDP2 makes of floating point inputs in another dtype than the compute dtype.
 
-    The trace was made with inputs in the compute dtype; a copy is found again among its inputs by its size. The root
-    casts them before it runs, and as its arguments they are held until its forward returns.
+    The trace was made with inputs in the compute dtype, so a copy lives as its input did there: inputs are listed first
+    among the storages, in their order. The root casts them before it runs, each as often as it is passed, and as its
+    arguments they are held until its forward returns.
     """
     if graph.compute_dtype == "float32":
         return []
     last_read: dict[int, int] = {}
     for index, op in enumerate(ops):
-        for storage in op.inputs:
-            if graph.root.storages[storage].kind == "input":
-                last_read[graph.root.storages[storage].nbytes] = index
+        last_read.update(dict.fromkeys(op.inputs, index))
     returns = max((span.forward[1] - 1 for span in graph.root.spans if not span.module), default=num_forward - 1)
+    given = (index for index, storage in enumerate(graph.root.storages) if storage.kind == "input")
     copies = []
     for tensor in graph.inputs:
+        number = -1 if tensor.same_as else next(given, -1)
         if tensor.dtype.startswith(("float", "bfloat")) and tensor.dtype != graph.compute_dtype:
             nbytes = _numel(tensor.shape) * DTYPE_BYTES[graph.compute_dtype]
-            copies.append((nbytes, max(returns, last_read.get(nbytes, 0))))
+            copies.append((nbytes, max(returns, last_read.get(number, 0))))
     return copies
 
 
@@ -328,7 +329,7 @@ def _op_index(moment: Moment, num_forward: int, at_caller: int) -> int:
 
 
 def _input_bytes(graph: ModelGraph) -> int:
-    return sum(_numel(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in graph.inputs)
+    return sum(_numel(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in graph.inputs if not tensor.same_as)
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -34,8 +34,8 @@ def simulate(
         is_first: the first step: the optimizer makes its state in it, and there are no gradients before.
 
     Raises:
-        RequestError: the plan asks for what cannot be projected (offload, a mesh of other axes, a module
-            that cannot recompute).
+        RequestError: the plan asks for what cannot be projected (offload, casts of outputs, a mesh of other axes, a
+            module that cannot recompute).
         GraphError: the graph has no step.
     """
     if profile is None or profile.recompute != decisions.recompute:
@@ -58,6 +58,9 @@ def expected_collectives(
 def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile: StepProfile) -> Setup:
     if decisions.offload != "none":
         raise RequestError("offload", decisions.offload, "none: offloading cannot be projected")
+    if decisions.precision.output != "same":
+        expected = "same: what casts of the outputs of units take cannot be projected"
+        raise RequestError("precision.output", decisions.precision.output, expected)
     roles = tuple(axis.role for axis in decisions.mesh)
     if roles not in (("shard",), ("replicate", "shard")):
         raise RequestError("mesh", " x ".join(roles), "one shard axis, or a replicate axis and a shard axis")

@@ -198,6 +198,23 @@ def floats() -> tuple[Any, ...]:
     return (torch.ones(TOKENS, HIDDEN),)
 
 
+class Pair(nn.Module):
+    """Two layers for two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList((Mlp(499), Mlp(251)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.layers[1](self.layers[0](x) + y)
+
+
+def twice() -> tuple[Any, ...]:
+    """One tensor for two inputs."""
+    x = torch.ones(1009, HIDDEN)
+    return x, x
+
+
 def halves() -> tuple[Any, ...]:
     """The same in bf16."""
     return (torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16),)

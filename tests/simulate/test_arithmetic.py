@@ -10,7 +10,7 @@ import pytest
 from autoshard.errors import GraphError, RequestError
 from autoshard.hardware import DeviceProfile, Link, Protocol, load_profile
 from autoshard.ir import ModelGraph
-from autoshard.plan import Axis, Decisions, Method
+from autoshard.plan import Axis, Decisions, Method, Precision
 from autoshard.request import Question, Request, resolve
 from autoshard.simulate import KINDS, Collective, Timeline, expected_collectives, profile_step, simulate
 from tests.graphs import Par, build, chain, decoder, mod
@@ -251,6 +251,11 @@ class TestRefusals:
     def test_offload(self) -> None:
         with pytest.raises(RequestError, match="offload"):
             _simulate(self.GRAPH, decisions(("0",), offload="cpu"))
+
+    def test_casts_of_outputs(self) -> None:
+        plan = msgspec.structs.replace(decisions(("0",)), precision=Precision(output="float32"))
+        with pytest.raises(RequestError, match="outputs of units"):
+            _simulate(self.GRAPH, plan)
 
     def test_no_root(self) -> None:
         plan = msgspec.structs.replace(decisions(("0",)), units=decisions(("0",)).units[:1])

@@ -110,6 +110,8 @@ CASES = {
         lambda: Language(499, 251), decisions(*LAYERS[:2], ("embed", "norm", "head")), models.ids
     ),
     "outputs kept": Case(models.KeepsOutputs, decisions(*LAYERS[:2])),
+    "an input passed twice": Case(models.Pair, decisions(("layers.0",), ("layers.1",)), models.twice),
+    "an input passed twice, bf16": Case(models.Pair, decisions(("layers.0",), ("layers.1",), **BF16), models.twice),
     "buffers": Case(models.buffered, decisions(*LAYERS[:2])),
     "no gradient for the first": Case(models.Halted, decisions(*LAYERS[:3])),
     "recomputing": Case(models.Recomputing, decisions(*LAYERS[:2])),
