@@ -75,7 +75,9 @@ def fold(setup: Setup, first: State, events: Sequence[Event]) -> tuple[tuple[Sum
             at, phase = index, event.phase
             draft.high, draft.high_live, draft.high_op = draft.total, tuple(draft.live), -1
         before = draft.high
-        _apply(setup, draft, event)
+        _RULES[event.kind](setup, draft, event)
+        if setup.is_serial:
+            _level(draft)
         if draft.high > before:
             at = index
     _climb(summits, _summit(draft, phase, at))

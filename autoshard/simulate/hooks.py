@@ -6,6 +6,7 @@ The names in comments are those of ``torch/distributed/fsdp/_fully_shard`` (torc
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph
@@ -360,34 +361,12 @@ class _Replay:
         )
         self.events.append(event)
 
-    def _event(
-        self,
-        kind: Kind,
-        group: Group | None = None,
-        reduction: Reduction | None = None,
-        key: str = "",
-        keys: tuple[str, ...] = (),
-        is_deferred: bool = False,
-        drops_gather: bool = False,
-        is_accumulated: bool = False,
-        is_unsharded: bool = True,
-    ) -> None:
-        event = Event(
-            kind=kind,
-            phase=self.phase,
-            unit=-1 if group is None else group.index,
-            start=self.position,
-            stop=self.position,
-            reduction=reduction,
-            key=key,
-            keys=keys,
-            is_deferred=is_deferred,
-            drops_gather=drops_gather,
-            is_accumulated=is_accumulated,
-            is_unsharded=is_unsharded,
-            micro_batch=self.micro_batch,
+    def _event(self, kind: Kind, group: Group | None = None, **subject: Any) -> None:
+        at = self.position
+        unit = -1 if group is None else group.index
+        self.events.append(
+            Event(kind=kind, phase=self.phase, unit=unit, start=at, stop=at, micro_batch=self.micro_batch, **subject)
         )
-        self.events.append(event)
 
 
 def _is_inside(run: ModuleRun, outer: ModuleRun) -> bool:
