@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-reach-train bench-memory bench-compile bench-device bench-replay bench-plans bench-real bench-scale clean
+.PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-reach-train bench-memory bench-compile bench-device bench-replay bench-plans bench-real bench-scale bench-oracle bench-search clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -78,6 +78,12 @@ bench-scale: $(VENV)/.installed-dev  ## plan the largest models, from the shell;
 
 bench-device: $(VENV)/.installed-dev  ## compare attention kernels, optimizers and the allocator with one GPU
 	$(BIN)/python benchmarks/device.py
+
+bench-oracle: $(VENV)/.installed-dev  ## compare the search with brute force on hundreds of small worlds
+	$(BIN)/python benchmarks/oracle.py
+
+bench-search: $(VENV)/.installed-dev  ## time the planning of large models, capture apart
+	$(BIN)/python benchmarks/search.py
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

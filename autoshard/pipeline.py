@@ -34,7 +34,6 @@ from autoshard.simulate import (
     stretches,
     uncertainty,
 )
-from autoshard.sizes import format_ns
 from autoshard.verify import verify_plan
 
 if TYPE_CHECKING:
@@ -611,24 +610,6 @@ def _broken(decisions: Decisions, graph: ModelGraph, analysis: Analysis) -> tupl
     return tuple(d for d in verify_plan(decisions, graph, analysis) if d.severity == "error")
 
 
-def _passed_over(found: Found, alternatives: tuple[Alternative, ...]) -> tuple[Diagnostic, ...]:
-    """A note where a baseline that fits is predicted faster than the plan."""
-    faster = [each for each in alternatives if each.verdict == "fits" and each.step_ns < found.timeline.step_ns]
-    if not faster:
-        return ()
-    best = min(faster, key=lambda each: each.step_ns)
-    return (
-        Diagnostic(
-            code="AS301",
-            severity="note",
-            where="plan",
-            message=f"{best.name} is predicted to take {format_ns(best.step_ns)} a step and fits, this plan "
-            f"{format_ns(found.timeline.step_ns)}: the search keeps one unit a block and a small root",
-            remedy="nothing; the prediction for very small models is dominated by the host time of each unit",
-        ),
-    )
-
-
 def _projection(timeline: Timeline, question: Question, graph: ModelGraph) -> Projection:
     projection = msgspec.structs.replace(
         timeline.projection(question),
@@ -674,7 +655,6 @@ def _assemble(
         diagnostics=(
             *graph.diagnostics,
             *answer.analysis.space.diagnostics,
-            *_passed_over(found, answer.alternatives),
             *told,
         ),
         provenance=Provenance(

@@ -22,26 +22,36 @@ class Candidate:
         units: modules of each unit in execution order, the root left out; sorted.
         kept: the units that stay unsharded from forward to backward (reshard false).
         recompute: modules that compute their activations again in backward, in execution order.
+        root_reshards: the root reshards after forward.
     """
 
     units: tuple[tuple[str, ...], ...]
     kept: frozenset[tuple[str, ...]] = frozenset()
     recompute: tuple[str, ...] = ()
+    root_reshards: bool = False
 
 
 def candidate(
-    units: Iterable[tuple[str, ...]], kept: Iterable[tuple[str, ...]] = (), recompute: tuple[str, ...] = ()
+    units: Iterable[tuple[str, ...]],
+    kept: Iterable[tuple[str, ...]] = (),
+    recompute: tuple[str, ...] = (),
+    root_reshards: bool = False,
 ) -> Candidate:
     """The candidate in canonical form: sorted, each unit once, ``kept`` only of its own units."""
     distinct = tuple(sorted(set(units)))
-    return Candidate(units=distinct, kept=frozenset(kept) & frozenset(distinct), recompute=recompute)
+    return Candidate(
+        units=distinct,
+        kept=frozenset(kept) & frozenset(distinct),
+        recompute=recompute,
+        root_reshards=root_reshards,
+    )
 
 
 def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Candidate) -> Decisions:
     """All that ``apply_plan`` will do for a candidate.
 
-    The root keeps its parameters unless the request says ``reshard=always``: they are needed first in backward, so
-    resharding them would gather them twice in a row.
+    The root keeps its parameters unless the request says ``reshard=always`` or the candidate asks for it: they are
+    needed first in backward, so resharding them gathers them twice in a row.
     """
     order = application_order(graph, (*chosen.units, ("",)))
     owned = owners(graph, order, space.replicated)
@@ -79,7 +89,7 @@ def decide(graph: ModelGraph, space: LegalSpace, question: Question, chosen: Can
 
 def _reshards(space: LegalSpace, question: Question, chosen: Candidate, modules: tuple[str, ...]) -> bool:
     if modules == ("",):
-        return question.reshard == "always" and not space.root_must_keep
+        return (question.reshard == "always" or chosen.root_reshards) and not space.root_must_keep
     if question.reshard == "auto":
         return modules not in chosen.kept
     return question.reshard == "always"

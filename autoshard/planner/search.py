@@ -1,74 +1,37 @@
-"""The search in its first form: one unit a block, the tail grouped, ever finer cuts, as much kept unsharded as fits.
+"""The search: the exact sweep along the chain, beside what people use today, all priced by the same fold.
 
-Where nothing fits without it, the first blocks recompute their activations, as few as will do. Every candidate is
-priced by the same fold (``simulate``). The space searched is a part of what is legal (neighbouring blocks are not put
-together, blocks recompute from the first on), so the answer states a bound and a gap, and never claims to be proved
-unless the bound is met. A legal baseline is the answer only where nothing else fits; where one is predicted faster, the
-list of alternatives shows it.
+Where a model has so few plans that all can be priced, they are. Else the sweep proves its answer where nothing was left
+out but what cannot be better. The plan that it returns is priced again by ``simulate``; where the two prices differ, or
+the model is no chain, candidates made by rule take part, and the answer states a bound and a gap. Every legal baseline
+that fits is a candidate, so the plan is never worse than any.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from autoshard.analysis.space import Analysis
 from autoshard.errors import InfeasibleBudgetError, NoLegalUnitError
 from autoshard.ir import ModelGraph
-from autoshard.plan.schema import Decisions, Optimal
+from autoshard.plan.schema import Optimal
+from autoshard.planner.along import STAGES, ChainAnswer, ChainSearch
 from autoshard.planner.baselines import Baseline
 from autoshard.planner.bound import lower_bound_ns
-from autoshard.planner.candidate import Candidate, candidate, decide
-from autoshard.planner.cut import finer_cuts, first_cut, tail_groups
+from autoshard.planner.candidate import Candidate
+from autoshard.planner.every import SPACE as EVERY
+from autoshard.planner.every import every_plan
+from autoshard.planner.found import Found, Prices
 from autoshard.planner.remedies import remedies
+from autoshard.planner.rules import by_rules
 from autoshard.request import Question
-from autoshard.simulate import StepProfile, Timeline, simulate
+from autoshard.simulate import StepProfile, Timeline
 
-MAX_FINER_CUTS = 32
-"""Finer cuts tried before an allowance is called infeasible; a count, so that the answer is the same everywhere."""
-SPACE = (
-    "one unit a block, large modules as units, finer cuts, the tail grouped, reshard per unit, first blocks recompute"
+CHAIN = (
+    f"units of up to {STAGES[-1]} neighbours, blocks behind the first cut into their parts, reshard per unit, "
+    "recompute per block, what the root holds; and the baselines"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The answer of a search.
-
-    Attributes:
-        decisions: what to apply.
-        timeline: what it costs.
-        optimal: what is known about better plans.
-        num_priced: plans that were priced.
-    """
-
-    decisions: Decisions
-    timeline: Timeline
-    optimal: Optimal
-    num_priced: int
-
-
-class _Prices:
-    """Prices of candidates, each priced once."""
-
-    def __init__(self, graph: ModelGraph, analysis: Analysis, question: Question, profile: StepProfile) -> None:
-        self.graph, self.analysis, self.question, self.profile = graph, analysis, question, profile
-        self.known: dict[Candidate, tuple[Decisions, Timeline]] = {}
-
-    def __call__(self, chosen: Candidate) -> Timeline:
-        if chosen not in self.known:
-            decisions = decide(self.graph, self.analysis.space, self.question, chosen)
-            self.known[chosen] = decisions, simulate(self.graph, decisions, self.question, self.profile)
-        return self.known[chosen][1]
-
-    def fits(self, chosen: Candidate) -> bool:
-        return self(chosen).peak_bytes <= self.question.allowed_bytes
-
-    def rank(self, chosen: Candidate) -> tuple[object, ...]:
-        """Least is best: time, then peak, then fewer units, then names (the objective ``memory`` asks peak first)."""
-        timeline = self(chosen)
-        cost = (timeline.step_ns, timeline.peak_bytes)
-        if self.question.objective == "memory":
-            cost = cost[::-1]
-        return (*cost, len(chosen.units), len(chosen.recompute), chosen.units, tuple(sorted(chosen.kept)))
+RULES = (
+    "no chain: one unit a block, large modules as units, finer cuts, the tail grouped, reshard per unit, first blocks "
+    "recompute; and the baselines"
+)
 
 
 def search(
@@ -78,146 +41,84 @@ def search(
     profile: StepProfile,
     legal_baselines: Sequence[Baseline],
 ) -> Found:
-    """The fastest plan found that fits.
+    """The best plan that fits: the fastest, or for the objective ``memory`` the one with the lowest peak.
 
     Raises:
         NoLegalUnitError: the space forbids every plan.
-        InfeasibleBudgetError: no plan that was tried fits the allowance.
+        InfeasibleBudgetError: no plan fits the allowance, or none was found that does.
     """
     refused = tuple(d for d in analysis.space.diagnostics if d.severity == "error")
     if refused:
         raise NoLegalUnitError(refused)
-    prices = _Prices(graph, analysis, question, profile)
-    fitting: list[Candidate] = []
-    for cut in _cuts(graph, analysis):
-        shapes = list(_variants(graph, analysis, cut))
-        if question.recompute != "full":
-            fitting += [chosen for chosen in shapes if prices.fits(chosen)]
-        if question.recompute == "full" or (question.recompute == "auto" and not fitting):
-            fitting += _with_recompute(analysis, shapes, prices)
-        if fitting and question.objective == "time":
-            break
-    fitting = fitting or [base.candidate for base in legal_baselines if prices.fits(base.candidate)]
+    prices = Prices(graph, analysis, question, profile)
+    known = list(dict.fromkeys(base.candidate for base in legal_baselines))
+    fitting = [chosen for chosen in known if prices.fits(chosen)]
+    every = every_plan(graph, analysis.space, question)
+    chain = answer = None
+    if every is not None:
+        fitting += [chosen for chosen in every if prices.fits(chosen)]
+        space, is_exact = EVERY, True
+    else:
+        chain = ChainSearch(graph, analysis, question, profile)
+        best_ns = min((prices(chosen).step_ns for chosen in fitting), default=None)
+        answer = _along(chain, question, best_ns)
+        space, is_exact = CHAIN, chain.is_exact and answer is not None
+        if answer is not None and answer.candidate is not None:
+            timeline = prices(answer.candidate)
+            is_exact &= (timeline.step_ns, timeline.peak_bytes) == (answer.step_ns, answer.peak_bytes)
+            if prices.fits(answer.candidate):
+                fitting.append(answer.candidate)
+        if not is_exact:
+            space = RULES
+            ruled = by_rules(graph, analysis, prices)
+            # Without ops no time is known, and what has the fewest collectives would always be the best.
+            fitting = ruled or fitting if graph.frontend == "tree" else fitting + ruled
     if not fitting:
-        smallest = min(prices.known, key=lambda chosen: (prices(chosen).peak_bytes, chosen.units))
-        timeline = prices(smallest)
-        raise InfeasibleBudgetError(
-            question.allowed_bytes,
-            timeline.peak_bytes,
-            timeline.peak_unit,
-            timeline.peak_at,
-            remedies(graph, analysis, question, smallest, timeline),
-        )
-    for chosen in sorted(fitting, key=prices.rank)[:4]:
-        if question.reshard == "auto":
-            fitting += _with_more_kept(analysis, chosen, prices)
+        raise _infeasible(graph, analysis, question, chain, prices)
     best = min(fitting, key=prices.rank)
     decisions, timeline = prices.known[best]
+    proved_ns = 0
+    if is_exact:
+        proved_ns = timeline.step_ns if answer is None else min(answer.bound_ns, timeline.step_ns)
     return Found(
         decisions=decisions,
         timeline=timeline,
-        optimal=_optimal(timeline, lower_bound_ns(timeline, profile, question)),
+        optimal=_optimal(timeline, max(proved_ns, lower_bound_ns(timeline, profile, question)), space),
         num_priced=len(prices.known),
     )
 
 
-def _cuts(graph: ModelGraph, analysis: Analysis) -> Iterator[frozenset[str]]:
-    cut = first_cut(graph, analysis)
-    yield cut
-    for count, finer in enumerate(finer_cuts(graph, analysis, cut)):
-        if count == MAX_FINER_CUTS:
-            return
-        yield finer
+def _along(chain: ChainSearch, question: Question, best_ns: int | None) -> ChainAnswer | None:
+    """What the sweep knows; ``None`` if there is no chain."""
+    if not chain.is_chain:
+        return None
+    if question.objective == "time":
+        return chain.fastest(question.allowed_bytes, best_ns)
+    least = chain.least_peak()
+    return None if least is None else chain.fastest(min(least, question.allowed_bytes), None)
 
 
-def _variants(graph: ModelGraph, analysis: Analysis, cut: frozenset[str]) -> Iterator[Candidate]:
-    """A cut as it is, with its tail grouped, and both with the joint sets as list units."""
-    single: tuple[tuple[str, ...], ...] = tuple((fqn,) for fqn in sorted(cut))
-    shapes = [single]
-    if tail := tail_groups(graph, analysis, cut):
-        shapes.append(tail)
-    for joint in analysis.space.joint:
-        members = set(joint)
-        shapes += [(*(unit for unit in shape if not members & set(unit)), joint) for shape in shapes[:2]]
-    for shape in dict.fromkeys(shapes):
-        yield candidate(shape)
-        yield candidate(shape, kept=_last(analysis, shape, 1))
-
-
-def _in_execution_order(analysis: Analysis, units: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    atoms = {atom.module: atom for atom in analysis.space.atoms}
-    rank = {fqn: place for place, fqn in enumerate(analysis.order)}
-    return sorted(units, key=lambda unit: (atoms[unit[-1]].order if unit[-1] in atoms else rank.get(unit[-1], 0), unit))
-
-
-def _last(analysis: Analysis, units: Iterable[tuple[str, ...]], count: int) -> list[tuple[str, ...]]:
-    return _in_execution_order(analysis, units)[-count:] if count else []
-
-
-def _with_recompute(analysis: Analysis, shapes: Sequence[Candidate], prices: _Prices) -> list[Candidate]:
-    """The candidates with as few of the first blocks recomputing as fit; with all of them if the request says so.
-
-    The activations of the first blocks live longest, and each block more that recomputes lowers the peak or leaves it,
-    so the fewest are found by bisection. A block with a unit inside does not recompute: its units would all be gathered
-    for the second run and stay.
-    """
-    found = []
-    for chosen in shapes:
-        blocks = _blocks_without_units(analysis, chosen)
-        every = candidate(chosen.units, chosen.kept, blocks)
-        if not blocks:
-            if prices.question.recompute == "full" and prices.fits(chosen):
-                found.append(chosen)  # all that may recompute does: nothing, as the plan's first line says
-            continue
-        if not prices.fits(every):
-            continue
-        low, high = (len(blocks), len(blocks)) if prices.question.recompute == "full" else (1, len(blocks))
-        while low < high:
-            middle = (low + high) // 2
-            fewer = candidate(chosen.units, chosen.kept, blocks[:middle])
-            low, high = (low, middle) if prices.fits(fewer) else (middle + 1, high)
-        fewest = candidate(chosen.units, chosen.kept, blocks[:low])
-        found.append(fewest if prices.fits(fewest) else every)
-    return found
-
-
-def _blocks_without_units(analysis: Analysis, chosen: Candidate) -> tuple[str, ...]:
-    """The blocks that may recompute, have no unit strictly inside, and are not a part of a unit."""
-    parents = {atom.module: atom.parent for atom in analysis.space.atoms}
-    modules = {module for unit in chosen.units for module in unit}
-    around_units = set().union(*(_above(parents, module) for module in modules))
-    return tuple(
-        fqn
-        for fqn in analysis.space.recomputable
-        if fqn not in around_units and modules.isdisjoint(_above(parents, fqn))
+def _infeasible(
+    graph: ModelGraph, analysis: Analysis, question: Question, chain: ChainSearch | None, prices: Prices
+) -> InfeasibleBudgetError:
+    least = None if chain is None else chain.least_peak()
+    answer = None if chain is None or least is None else chain.fastest(least, None)
+    if answer is not None and answer.candidate is not None:
+        prices(answer.candidate)
+    smallest: Candidate = min(prices.known, key=lambda chosen: (prices(chosen).peak_bytes, chosen.units))
+    timeline = prices(smallest)
+    return InfeasibleBudgetError(
+        question.allowed_bytes,
+        timeline.peak_bytes,
+        timeline.peak_unit,
+        timeline.peak_at,
+        remedies(graph, analysis, question, smallest, timeline),
     )
 
 
-def _above(parents: dict[str, str], fqn: str) -> set[str]:
-    found: set[str] = set()
-    while fqn and (fqn := parents.get(fqn, "")):
-        found.add(fqn)
-    return found
-
-
-def _with_more_kept(analysis: Analysis, chosen: Candidate, prices: _Prices) -> list[Candidate]:
-    """The candidate with its last k units kept, for the largest k that fits and half of it.
-
-    The peak grows with k, so the largest is found by bisection; the last units in forward are the first in backward,
-    so keeping them holds their bytes for the shortest time.
-    """
-    low, high = 0, len(chosen.units)
-    while low < high:
-        middle = (low + high + 1) // 2
-        more = candidate(chosen.units, _last(analysis, chosen.units, middle), chosen.recompute)
-        low, high = (middle, high) if prices.fits(more) else (low, middle - 1)
-    counts = sorted({low, low // 2, min(1, low)})
-    tried = [candidate(chosen.units, _last(analysis, chosen.units, count), chosen.recompute) for count in counts]
-    return [more for more in tried if prices.fits(more)]
-
-
-def _optimal(timeline: Timeline, bound_ns: int) -> Optimal:
+def _optimal(timeline: Timeline, bound_ns: int, space: str) -> Optimal:
+    """What is known about better plans, from a time that no plan of the space undercuts."""
     if timeline.step_ns <= bound_ns:
-        return Optimal(status="proved", bound_ns=timeline.step_ns, gap=0.0, space=SPACE)
+        return Optimal(status="proved", bound_ns=timeline.step_ns, gap=0.0, space=space)
     gap = round(timeline.step_ns / bound_ns - 1, 6) if bound_ns else -1.0
-    return Optimal(status="bounded" if bound_ns else "heuristic", bound_ns=bound_ns, gap=gap, space=SPACE)
+    return Optimal(status="bounded" if bound_ns else "heuristic", bound_ns=bound_ns, gap=gap, space=space)

@@ -18,7 +18,7 @@ from autoshard.ir import ModelGraph
 from autoshard.plan.schema import Decisions, Optimal
 from autoshard.planner.candidate import Candidate, candidate, decide
 from autoshard.planner.cut import finer_cuts, first_cut
-from autoshard.planner.search import Found
+from autoshard.planner.found import Found
 from autoshard.request import Question
 from autoshard.simulate import StepProfile, simulate
 

@@ -144,7 +144,7 @@ def test_a_model_file_from_plan_to_trial(cli: Callable[..., Done], tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("autoshard.cli.progress.DELAY_S", 600)
     Path("m.py").write_text(MODEL)
-    options = ("--device", "cpu", "--devices", 16, "--memory", "1GiB")
+    options = ("--device", "cpu", "--devices", 16, "--memory", "1GiB", "--root-percent", 0)
     done = cli("plan", "m.py", "-o", "plan.json", *options, "--verify", "dry-run")
     assert done.code == 0, done.err
     plan = load_plan("plan.json")

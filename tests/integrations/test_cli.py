@@ -10,7 +10,7 @@ from tests.integrations.conftest import LLAMA
 
 pytestmark = pytest.mark.slow
 
-REQUEST = ["--device", "cpu", "--devices", "2", "--quiet"]
+REQUEST = ["--device", "cpu", "--devices", "2", "--root-percent", "0", "--quiet"]
 
 
 def test_a_configuration_is_planned(write_config, tmp_path: Path, capsys) -> None:

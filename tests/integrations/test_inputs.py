@@ -187,7 +187,7 @@ def test_other_models_are_left_alone() -> None:
 def test_a_plan_is_made_of_them() -> None:
     model = twins("image and text")[0]
     made = make_inputs(model, "m", seq=100)
-    plan = make_plan(model, made.pair, request=Request(device="cpu", devices=2))
+    plan = make_plan(model, made.pair, request=Request(device="cpu", devices=2, root_percent=0))
     assert plan.provenance.loss == "outputs.loss"
     units = {module for unit in plan.units for module in unit.modules}
     assert any("vision_tower" in module for module in units)
@@ -198,5 +198,5 @@ def test_the_plan_runs_sharded(name: str) -> None:
     """A tower that is a unit still records the hidden states that its parent asks for."""
     model = twins(name)[0]
     made = make_inputs(model, "m", seq=None if name == "contrast" else 100)
-    plan = make_plan(model, made.pair, request=Request(device="cpu", devices=2))
+    plan = make_plan(model, made.pair, request=Request(device="cpu", devices=2, root_percent=0))
     assert [finding for finding in dry_run(model, plan, made.pair) if finding.severity == "error"] == []

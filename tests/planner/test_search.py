@@ -37,11 +37,20 @@ def _search(graph: ModelGraph, question: Question) -> Found:
     return search(graph, analysis, question, profile_step(graph, question), legal)
 
 
-def test_blocks_embedding_and_tail_are_units_and_the_root_is_empty() -> None:
+def test_where_the_host_takes_longest_there_is_one_unit() -> None:
     found = _search(build(decoder(num_layers=3, hidden=8)), _question())
-    units = [unit.modules for unit in found.decisions.units]
-    assert units == [("embed",), ("layers.0",), ("layers.1",), ("layers.2",), ("norm", "head"), ("",)]
-    assert found.decisions.units[-1].num_bytes == 0
+    assert [unit.modules for unit in found.decisions.units] == [("",)]
+    assert found.optimal.status == "proved"
+
+
+def test_with_little_memory_each_block_is_a_unit() -> None:
+    graph = build(decoder(num_layers=8, hidden=32))
+    least = _search(graph, _question(objective="memory"))
+    modules = {module for unit in least.decisions.units for module in unit.modules}
+    assert all(any(module.startswith(f"layers.{index}") for module in modules) for index in range(8))
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        _search(graph, _question(memory=least.timeline.peak_bytes - 1))
+    assert caught.value.smallest_bytes == least.timeline.peak_bytes
 
 
 def _link_bound(question: Question) -> Question:
@@ -49,18 +58,16 @@ def _link_bound(question: Question) -> Question:
     return replace(question, profile=msgspec.structs.replace(question.profile, unit_host_ns=0, launch_ns=0))
 
 
-def test_with_room_everything_is_kept_and_without_it_the_last_units() -> None:
+def test_memory_that_is_left_buys_time() -> None:
     graph = build(decoder(num_layers=6, hidden=32))
     question = _link_bound(_question())
     loose = _search(graph, question)
-    assert not any(unit.reshard for unit in loose.decisions.units)
     resharded = _search(graph, replace(question, reshard="always"))
     assert loose.timeline.step_ns < resharded.timeline.step_ns
     between = (loose.timeline.peak_bytes + resharded.timeline.peak_bytes) // 2
     some = _search(graph, replace(question, allowed_bytes=between))
-    flags = [unit.reshard for unit in some.decisions.units[:-1]]
-    assert flags == sorted(flags, reverse=True)
-    assert set(flags) == {True, False}
+    assert loose.timeline.step_ns <= some.timeline.step_ns <= resharded.timeline.step_ns
+    assert some.timeline.peak_bytes <= between
 
 
 def test_a_tied_head_stays_with_its_embedding() -> None:

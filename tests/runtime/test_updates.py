@@ -46,7 +46,7 @@ def _inputs(step: int, rank: int) -> Tensor:
 
 
 def _plan(**options: object) -> autoshard.Plan:
-    request = autoshard.Request(device="cpu", devices=2, **options)  # type: ignore[arg-type]
+    request = autoshard.Request(device="cpu", devices=2, root_percent=0, **options)  # type: ignore[arg-type]
     return autoshard.make_plan(Pair(), inputs=((_inputs(0, 0),), {}), request=request)
 
 

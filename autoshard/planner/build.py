@@ -1,0 +1,642 @@
+"""How a world is written down: each unit's piece of the step, event by event, from the numbers of the fold.
+
+Long, since one unit's forward, backward, its place at either end of the step and what it shares with like units are one
+account: each byte that one of these functions allocates another one frees.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import numpy as np
+
+from autoshard.analysis.space import LegalSpace
+from autoshard.cost import gather_wires, rates, scatter_wires
+from autoshard.ir.tree import Tree
+from autoshard.plan.schema import Unit
+from autoshard.planner.chain import Chain, Place, every_place, groups, pieces
+from autoshard.planner.clocks import BACKWARD, FORWARD, Clocks, Matrix
+from autoshard.planner.track import AHEAD, DEFERRED, INPUT, Curve, Stretch, Track
+from autoshard.planner.world import Frame, Option, Start, Turn, World
+from autoshard.simulate import Links, Setup, Sizer, UnitSizes, in_fsdp_order
+from autoshard.simulate.units import Reduction
+
+ALL_MASKS = 4
+"""In a unit of at most so many places each set of them may recompute; in a longer one the first ones do."""
+
+
+def build_world(frame: Frame, chain: Chain, longest: int) -> World:
+    """The world of a chain with units of up to ``longest`` neighbours."""
+    return _Builder(frame, chain).world(longest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A place that recomputes.
+
+    Attributes:
+        forward: its forward.
+        held: bytes that it keeps in forward more than if it did not recompute.
+        kept: the same to backward.
+        pieces: its backward, cut where hooks run again.
+    """
+
+    forward: Stretch
+    held: int
+    kept: int
+    pieces: tuple[Stretch, ...]
+
+
+class _Builder:
+    """Numbers of one chain; units of like places are written down once."""
+
+    def __init__(self, frame: Frame, chain: Chain) -> None:
+        self.frame, self.chain = frame, chain
+        setup: Setup = frame.reference.setup
+        self.setup, self.root = setup, setup.units[-1]
+        self.is_serial = setup.is_serial
+        self.tree = Tree.of(frame.graph)
+        reached = rates(frame.question.profile, frame.graph.compute_dtype)
+        links = Links(shard=self.root.shard, replicate=self.root.replicate, rates=reached)
+        self.sizer = Sizer(self.tree, frame.decisions, links)
+        self.plain = Curve(frame.profile, setup.gradient_bytes)
+        self.again = None if frame.again is None else Curve(frame.again, setup.gradient_bytes)
+        self.moments = {moment.key for moment in frame.profile.gradients}
+        self.units: dict[tuple[str, ...], tuple[UnitSizes, Reduction | None]] = {}
+        self.forward_level, self.backward_level = self._levels()
+        self.known: dict[tuple[int, ...], tuple[Option, ...]] = {}
+        self.kinds: dict[str, int] = {}
+        self.numbers: dict[object, int] = {}
+        self.repeated: dict[str, _Again | None] = {}
+
+    def world(self, longest: int) -> World:
+        """All of it."""
+        chain, space = self.chain, self.frame.analysis.space
+        options: list[list[Option]] = [[] for _ in range(chain.num_borders)]
+        regular = chain.places[chain.num_deferred :]
+        alone = [piece[0] for piece in (pieces(regular, space) if regular else ()) if len(piece) == 1]
+        cut = {place.module: place.parts for place in alone if place.parts}
+        for siblings in (regular, *cut.values()) if regular else ():
+            for members in groups(siblings, space, longest):
+                options[members[0].first] += self._options(members)
+        starts = tuple(self._starts(longest))
+        every = [option for found in options for option in found]
+        return World(
+            chain=chain,
+            pieces=pieces(regular, space) if regular else (),
+            parts={module: pieces(parts, space) for module, parts in cut.items()},
+            starts=starts,
+            options=tuple(tuple(found) for found in options),
+            turn=self._turn(),
+            forward_level=self.forward_level,
+            backward_level=self.backward_level,
+            reshards_root=self.root.reshard,
+            has_input=self.root.num_shards > 1 and all(option.reduces for option in every),
+            replicas=self.setup.num_replicas,
+            is_serial=self.is_serial,
+            settled=self._settled(),
+            ops_after=tuple(self._ops_after(border) for border in range(chain.num_borders)),
+        )
+
+    def _ops_after(self, border: int) -> tuple[int, int, int]:
+        chain = self.chain
+        forward = self.plain.stretch(chain.entered[border], chain.entered[-1])
+        backward = self.plain.stretch(chain.left[-1], chain.left[border])
+        compute = forward.compute_ns + backward.compute_ns
+        launch = forward.launch_ns + backward.launch_ns
+        if self.is_serial:
+            return (compute + launch,) * 3
+        return compute, 0, launch
+
+    # -- levels and units
+
+    def _levels(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Bytes alive at each border beside what is kept; the root's unsharded parameters are in both."""
+        chain = self.chain
+        base = sum(self.frame.reference.start.live) - self.frame.profile.between[0] + self.root.unsharded_bytes
+        leaves = [place for place in every_place(chain.places) if not place.parts]
+        reduced = [0] * chain.num_borders
+        for leaf in reversed(leaves):
+            _, reduction = self.unit((leaf,))
+            reduced[leaf.first] = reduced[leaf.stop]
+            if reduction is not None and not leaf.defers:
+                left = reduction.sharded_bytes
+                if self.setup.num_replicas > 1 and reduction.is_cast:
+                    left += reduction.output_bytes
+                reduced[leaf.first] += left - (reduction.unsharded_bytes - reduction.zeros_bytes)
+        forward = tuple(base + int(self.plain.level[at]) for at in chain.entered)
+        backward = tuple(base + int(self.plain.level[at]) + reduced[border] for border, at in enumerate(chain.left))
+        return forward, backward
+
+    def _settled(self) -> tuple[int, ...]:
+        """By border: what forward holds there is what was kept in forward (0), to backward (1), or the lesser (2)."""
+        found = [0] * self.chain.num_borders
+        if self.again is None:
+            return tuple(found)
+        held = kept = 0
+        for place in self.chain.places:
+            again = self._again(place)
+            if again is not None:
+                held, kept = held + again.held, kept + again.kept
+            at = self.chain.entered[place.stop]
+            more = int(self.again.level[at] - self.plain.level[at])
+            found[place.stop] = 0 if more == held else 1 if more == kept else 2
+            for border in range(place.first + 1, place.stop):
+                found[border] = found[place.first]
+        return tuple(found)
+
+    def unit(self, members: Sequence[Place]) -> tuple[UnitSizes, Reduction | None]:
+        """Sizes of a unit, and its reduction."""
+        modules = tuple(place.module for place in members)
+        if modules not in self.units:
+            keys = tuple(key for place in members for key in place.keys)
+            dims = self.frame.analysis.space.shard_dims
+            unit = Unit(
+                modules=modules,
+                reshard=True,
+                num_params=len(keys),
+                num_bytes=0,
+                digest="",
+                shard_dims={key: dims[key] for key in keys if key in dims},
+            )
+            sizes = self.sizer.sizes(unit, in_fsdp_order(self.tree, unit, keys))
+            self.units[modules] = sizes, self._reduction(sizes)
+        return self.units[modules]
+
+    def _reduction(self, sizes: UnitSizes) -> Reduction | None:
+        present = {key for key in sizes.keys if key in self.moments}
+        unused: set[str] = set()
+        if self.frame.decisions.reduce_unused:
+            unused = {key for key, _ in sizes.gradients} - present
+        return sizes.reduction(present, unused)
+
+    def _track(self, names: tuple[str, ...], marks: int) -> Track:
+        return Track(Clocks.start(names, self.is_serial), self.setup.num_replicas, marks=marks)
+
+    def _run(self, track: Track, first: int, stop: int) -> None:
+        track.run(self.plain.stretch(first, stop))
+
+    # -- options
+
+    def _options(self, members: tuple[Place, ...]) -> Iterator[Option]:
+        key = self._likeness(members)
+        if key not in self.known:
+            self.known[key] = tuple(self._thin(self._new_options(members)))
+        for option in self.known[key]:
+            yield _moved(option, members, self.known[key][0])
+
+    def _likeness(self, members: tuple[Place, ...]) -> tuple[int, ...]:
+        """What an option's numbers depend on: whether it is the last, kinds of places and of the ops around them."""
+        chain = self.chain
+        at, left = chain.entered[members[0].first], chain.left[members[-1].stop]
+        found = [int(members[-1].stop == chain.num_borders - 1)]
+        for place in members:
+            found += [self._ops_kind(at, place.forward[0]), self._kind(place)]
+            at = place.forward[1]
+        found.append(self._ops_kind(at, chain.entered[members[-1].stop]))
+        for place in reversed(members):
+            found.append(self._ops_kind(left, place.backward[0]))
+            left = place.backward[1]
+        found.append(self._ops_kind(left, chain.left[members[0].first]))
+        return tuple(found)
+
+    def _ops_kind(self, first: int, stop: int) -> int:
+        return self._number(self.plain.stretch(first, stop)) if first < stop else -1
+
+    def _kind(self, place: Place) -> int:
+        """Places of one kind have like parameters and like ops."""
+        found = self.kinds.get(place.module)
+        if found is None:
+            space, params = self.frame.analysis.space, self.tree.params
+            must = frozenset(space.must_reshard)
+            keys = sorted(place.keys, key=self.tree.held_order.__getitem__)
+            like = tuple(
+                (
+                    params[key].shape,
+                    params[key].dtype,
+                    params[key].requires_grad,
+                    space.shard_dims.get(key, 0),
+                    key in self.moments,
+                    key in must,
+                )
+                for key in keys
+            )
+            ops = self.plain.stretch(*place.forward), self.plain.stretch(*place.backward)
+            found = self.kinds[place.module] = self._number((like, ops, self._again(place)))
+        return found
+
+    def _number(self, like: object) -> int:
+        return self.numbers.setdefault(like, len(self.numbers))
+
+    def _new_options(self, members: tuple[Place, ...]) -> Iterator[Option]:
+        for again in self._masks(members):
+            for reshard in self._reshards(members):
+                yield self._option(members, again, reshard)
+
+    def _reshards(self, members: Sequence[Place]) -> tuple[bool, ...]:
+        space, asked = self.frame.analysis.space, self.frame.question.reshard
+        if asked == "always" or not set(space.must_reshard).isdisjoint(key for place in members for key in place.keys):
+            return (True,)
+        return (False,) if asked == "never" else (True, False)
+
+    def _masks(self, members: Sequence[Place]) -> Iterator[tuple[bool, ...]]:
+        """Which members recompute."""
+        asked = self.frame.question.recompute
+        may = [place.recomputes and self._again(place) is not None for place in members]
+        if asked == "none" or self.again is None:
+            yield (False,) * len(members)
+        elif asked == "full":
+            yield tuple(may)
+        elif sum(may) <= ALL_MASKS:
+            yield from product(*((False, True) if each else (False,) for each in may))
+        else:
+            for count in range(sum(may) + 1):
+                left = iter(range(sum(may)))
+                yield tuple(each and next(left) < count for each in may)
+
+    def _again(self, place: Place) -> "_Again | None":
+        """How a place runs that recomputes; ``None`` if it may not, or cannot be taken by itself."""
+        if place.module not in self.repeated:
+            self.repeated[place.module] = self._new_again(place)
+        return self.repeated[place.module]
+
+    def _new_again(self, place: Place) -> "_Again | None":
+        if self.again is None or not place.recomputes:
+            return None
+        profile = self.again.profile
+        runs = profile.runs.get(place.module, ())
+        if len(runs) != 1 or runs[0].backward is None:
+            return None
+        first, stop = runs[0].backward
+        cuts = {first, stop}
+        for again_first, again_stop in profile.replays.get(place.module, ()):
+            if again_first < first or again_stop > stop:
+                return None
+            cuts |= {again_first, again_stop}
+        forward = self.again.stretch(*place.forward)
+        runs_again = tuple(self.again.stretch(*piece) for piece in pairwise(sorted(cuts)))
+        return _Again(
+            forward=forward,
+            held=forward.end - self.plain.stretch(*place.forward).end,
+            kept=self.plain.stretch(*place.backward).end - sum(piece.end for piece in runs_again),
+            pieces=runs_again,
+        )
+
+    def _option(self, members: tuple[Place, ...], again: tuple[bool, ...], reshard: bool) -> Option:
+        unit, reduction = self.unit(members)
+        forward = self._track(FORWARD, DEFERRED)
+        held, kept = self._forward(forward, members, again, unit, reshard)
+        backward = self._track(BACKWARD, INPUT)
+        backward.live -= self._root_missing(members)
+        if reshard:
+            backward.live += unit.buffer_bytes
+        hole = self._backward(backward, members, again, unit, reduction, reshard)
+        tops = backward.tops
+        low = -(1 << 62)
+        return Option(
+            first=members[0].first,
+            stop=members[-1].stop,
+            modules=unit.modules,
+            reshard=reshard,
+            recompute=tuple(place.module for place, each in zip(members, again, strict=True) if each),
+            forward=forward.clocks.matrix(FORWARD),
+            ahead=hole[0],
+            after=backward.clocks.matrix(BACKWARD),
+            forward_top=forward.tops.get(0, low),
+            deferred_top=forward.tops.get(DEFERRED, low),
+            held=held,
+            kept=kept,
+            open_top=tops.get(INPUT, low),
+            prefetch_level=hole[1],
+            pending_top=tops.get(INPUT | AHEAD, low),
+            closed_top=tops.get(AHEAD, low),
+            buffer_bytes=unit.buffer_bytes,
+            cast_bytes=unit.cast_bytes,
+            copy_in_ns=unit.copy_in_ns,
+            gather_ns=unit.gather_ns,
+            input_bytes=backward.input_bytes,
+            reduces=reduction is not None,
+            work=self._work(members, again, unit, reduction, reshard),
+        )
+
+    def _work(
+        self,
+        members: Sequence[Place],
+        again: Sequence[bool],
+        unit: UnitSizes,
+        reduction: Reduction | None,
+        reshard: bool,
+    ) -> tuple[int, int, int]:
+        """Time that no plan with this unit avoids on each stream beside the ops that all plans run."""
+        compute = launch = 0
+        for place, repeats in zip(members, again, strict=True):
+            found = self._again(place) if repeats else None
+            if found is not None:
+                for piece in (found.forward, *found.pieces):
+                    compute, launch = compute + piece.compute_ns, launch + piece.launch_ns
+                for ops in (place.forward, place.backward):
+                    piece = self.plain.stretch(*ops)
+                    compute, launch = compute - piece.compute_ns, launch - piece.launch_ns
+        times = 1 + reshard
+        wires = times * min(gather_wires(unit.buffer_bytes, unit.shard), default=0)
+        copies = times * unit.copy_out_ns
+        if reduction is not None:
+            wires += min(scatter_wires(reduction.input_bytes, unit.shard), default=0)
+            copies += reduction.copy_ns
+        if self.is_serial:
+            total = compute + launch + copies + wires + times * unit.copy_in_ns
+            return total, total, total
+        return compute + copies, wires, launch
+
+    def _forward(
+        self, track: Track, members: Sequence[Place], again: Sequence[bool], unit: UnitSizes, reshard: bool
+    ) -> tuple[int, int]:
+        """Forward of a unit from border to border; bytes that it keeps in forward and to backward."""
+        at = self.chain.entered[members[0].first]
+        held = kept = 0 if reshard else unit.unsharded_bytes
+        for index, (place, repeats) in enumerate(zip(members, again, strict=True)):
+            self._run(track, at, place.forward[0])
+            track.hook(self.setup.unit_host_ns)
+            if index == 0:
+                track.gather(unit)
+                track.copy_out(unit, is_deferred=True)
+            if repeats:
+                found = self._again(place)
+                assert found is not None
+                track.run(found.forward)
+                held, kept = held + found.held, kept + found.kept
+            else:
+                self._run(track, *place.forward)
+            track.split()
+            at = place.forward[1]
+        if reshard:
+            track.free(unit)
+        self._run(track, at, self.chain.entered[members[-1].stop])
+        track.split()
+        return held, kept
+
+    def _backward(
+        self,
+        track: Track,
+        members: Sequence[Place],
+        again: Sequence[bool],
+        unit: UnitSizes,
+        reduction: Reduction | None,
+        reshard: bool,
+    ) -> tuple[Matrix, int]:
+        """Backward of a unit from border to border; its clocks and bytes as the unit before is prefetched."""
+        at = self.chain.left[members[-1].stop]
+        self._run(track, at, members[-1].backward[0])
+        track.hook(self.setup.unit_host_ns)
+        if reshard:
+            track.copy_out(unit, is_deferred=False)
+        hole = track.clocks.matrix(BACKWARD), track.live
+        track.clocks = Clocks.start(BACKWARD, self.is_serial)
+        track.marks |= AHEAD
+        self._root_after(track, members)
+        self._ops_backward(track, members, again)
+        track.post_backward(unit, reduction)
+        self._run(track, members[0].backward[1], self.chain.left[members[0].first])
+        track.split()
+        return hole
+
+    def _ops_backward(self, track: Track, members: Sequence[Place], again: Sequence[bool]) -> None:
+        at = members[-1].backward[0]
+        for place, repeats in zip(reversed(members), reversed(again), strict=True):
+            self._run(track, at, place.backward[0])
+            found = self._again(place) if repeats else None
+            if found is not None:
+                for index, piece in enumerate(found.pieces):
+                    if index:
+                        track.split()
+                    track.run(piece)
+            else:
+                self._run(track, *place.backward)
+            at = place.backward[1]
+
+    def _thin(self, options: Iterator[Option]) -> list[Option]:
+        """Options of one unit that are not worse than another one in everything."""
+        kept: list[Option] = []
+        for option in sorted(options, key=lambda each: (len(each.recompute), each.recompute)):
+            if not any(_dominates(other, option) for other in kept):
+                kept = [other for other in kept if not _dominates(option, other)]
+                kept.append(option)
+        return sorted(kept, key=lambda each: (not each.reshard, len(each.recompute), each.recompute))
+
+    # -- both ends
+
+    def _prologue(self, track: Track) -> None:
+        """The root's forward begins; its unsharded parameters are in the level, and not there yet."""
+        first = self.chain.entered[0]
+        track.live -= self.plain.stretch(0, first).end + self.root.unsharded_bytes
+        self._run(track, 0, first)
+        track.split()
+        if self.root.keys:
+            track.hook(self.setup.unit_host_ns)
+            track.gather(self.root)
+            track.copy_out(self.root, is_deferred=True)
+
+    def _epilogue(self, track: Track, deferred: Sequence[tuple[UnitSizes, Reduction | None]]) -> None:
+        """The final callback and the optimizer: the root first, then what stayed to the end."""
+        waiting = [*([(self.root, self._reduction(self.root))] if self.root.keys else ()), *deferred]
+        for unit, reduction in waiting:
+            track.post_backward(unit, reduction)
+            track.clocks.finish()
+        if not waiting:
+            track.clocks.finish()
+        track.release()
+        track.clocks.optimize(self.setup.optimizer.step_ns)
+
+    def _starts(self, longest: int) -> Iterator[Start]:
+        head = self.chain.places[: self.chain.num_deferred]
+        if not head:
+            yield self._start(())
+            return
+        for cut in _partitions(self.chain, self.frame.analysis.space, longest):
+            choices = [
+                [(members, again, reshard) for again in self._masks(members) for reshard in self._reshards(members)]
+                for members in cut
+            ]
+            for chosen in product(*choices):
+                yield self._start(chosen)
+
+    def _start(self, chosen: Sequence[tuple[tuple[Place, ...], tuple[bool, ...], bool]]) -> Start:
+        """The root, and these units whose gradients stay to the end."""
+        stop = chosen[-1][0][-1].stop if chosen else 0
+        forward = self._track(("compute",), 0)
+        zero = np.zeros(1, np.int64)
+        forward.clocks.host = forward.clocks.gather = forward.clocks.shard = zero
+        self._prologue(forward)
+        backward = self._track(BACKWARD, INPUT)
+        held = kept = 0
+        units = []
+        for members, again, reshard in chosen:
+            unit, reduction = self.unit(members)
+            more_held, more_kept = self._forward(forward, members, again, unit, reshard)
+            held, kept = held + more_held, kept + more_kept
+            units.append((unit, reduction))
+        if chosen:
+            backward.live -= self._root_missing(chosen[-1][0])
+            backward.live += units[-1][0].buffer_bytes if chosen[-1][2] else 0
+        for index in reversed(range(len(chosen))):
+            members, again, reshard = chosen[index]
+            unit = units[index][0]
+            before = units[index - 1][0] if index and chosen[index - 1][2] else None
+            self._deferred_backward(backward, members, again, unit, reshard, before)
+        self._epilogue(backward, units)
+        level = self.backward_level[stop] + kept
+        high = self.forward_level[0] + max(forward.tops.values(), default=0)
+        closed = [top for marks, top in backward.tops.items() if not marks & INPUT]
+        optimizer = backward.live + self.setup.optimizer.temporary_bytes
+        open_tops = [top for marks, top in backward.tops.items() if marks & INPUT]
+        last = units[-1][0] if units else None
+        is_ahead = bool(chosen) and chosen[-1][2]
+        return Start(
+            stop=stop,
+            units=tuple((unit.modules, reshard) for (unit, _), (_, _, reshard) in zip(units, chosen, strict=True)),
+            recompute=tuple(
+                place.module for members, again, _ in chosen for place, each in zip(members, again, strict=True) if each
+            ),
+            clocks=forward.clocks.matrix(FORWARD)[:, 0],
+            dual=np.maximum(backward.clocks.compute, backward.clocks.host),
+            held=held,
+            kept=kept,
+            pending=level + max(open_tops, default=0),
+            high=max(high, level + max([optimizer, *closed])),
+            deferred_bytes=forward.deferred_bytes,
+            ahead_bytes=last.buffer_bytes if last is not None and is_ahead else 0,
+            cast_bytes=last.cast_bytes if last is not None and is_ahead else 0,
+            copy_in_ns=last.copy_in_ns if last is not None and is_ahead else 0,
+            gather_ns=last.gather_ns if last is not None and is_ahead else 0,
+        )
+
+    def _deferred_backward(
+        self,
+        track: Track,
+        members: Sequence[Place],
+        again: Sequence[bool],
+        unit: UnitSizes,
+        reshard: bool,
+        before: UnitSizes | None,
+    ) -> None:
+        """Backward of a unit whose gradients stay: it is neither resharded nor reduced."""
+        at = self.chain.left[members[-1].stop]
+        self._run(track, at, members[-1].backward[0])
+        track.hook(self.setup.unit_host_ns)
+        if reshard:
+            track.copy_out(unit, is_deferred=False)
+        if before is not None:
+            track.gather(before)
+        self._root_after(track, members)
+        self._ops_backward(track, members, again)
+        self._run(track, members[0].backward[1], self.chain.left[members[0].first])
+
+    def _turn(self) -> Turn:
+        profile, root = self.frame.profile, self.root
+        run = profile.runs[""][0]
+        assert run.backward is not None
+        track = self._track(FORWARD, DEFERRED)
+        last = self.chain.num_borders - 1
+        self._run(track, self.chain.entered[last], run.forward[1])
+        track.split()
+        if root.keys and root.reshard:
+            track.free(root)
+        track.flush()
+        self._run(track, run.forward[1], profile.num_forward)
+        track.split()
+        self._run(track, profile.num_forward, run.backward[0])
+        track.split()
+        is_root_first = bool(root.keys) and not self._is_root_last()
+        if is_root_first:
+            self._root_pre_backward(track)
+            before, level = self._hole(track)
+        self._run(track, run.backward[0], self.chain.left[last])
+        if not is_root_first:
+            # The last unit gathers itself, after its own hook; the hook's time is taken back for the option to spend.
+            ahead_ns = 0 if self.is_serial else self.setup.unit_host_ns
+            track.hook(ahead_ns)
+            before, level = self._hole(track)
+            track.clocks.host = track.clocks.host - ahead_ns
+        track.split()
+        low = -(1 << 62)
+        return Turn(
+            before=before,
+            after=track.clocks.matrix(BACKWARD),
+            deferred_top=track.tops.get(DEFERRED, low),
+            top=track.tops.get(0, low),
+            prefetch_level=level,
+            pending_top=track.tops.get(AHEAD, low),
+        )
+
+    def _is_root_last(self) -> bool:
+        """Backward enters the root and its last unit by one tensor, on which the inner module's hook stands first."""
+        run = self.frame.profile.runs[""][0]
+        return run.backward is not None and run.backward[0] == self.chain.left[-1]
+
+    def _root_missing(self, members: Sequence[Place]) -> int:
+        """Bytes of the root's parameters, where it gathers them again only after this unit did."""
+        is_last = members[-1].stop == self.chain.num_borders - 1
+        return self.root.unsharded_bytes if is_last and self.root.reshard and self._is_root_last() else 0
+
+    def _root_after(self, track: Track, members: Sequence[Place]) -> None:
+        if self.root.keys and members[-1].stop == self.chain.num_borders - 1 and self._is_root_last():
+            self._root_pre_backward(track)
+
+    def _root_pre_backward(self, track: Track) -> None:
+        track.hook(self.setup.unit_host_ns)
+        if self.root.reshard:
+            track.gather(self.root)
+            track.copy_out(self.root, is_deferred=False)
+
+    def _hole(self, track: Track) -> tuple[Matrix, int]:
+        track.split()
+        before = track.clocks.matrix(BACKWARD)
+        track.clocks = Clocks.start(BACKWARD, self.is_serial)
+        track.marks |= AHEAD
+        return before, track.live
+
+
+def _partitions(chain: Chain, space: LegalSpace, longest: int) -> Iterator[tuple[tuple[Place, ...], ...]]:
+    """Ways to make units of the places at the head; the last unit may reach beyond them."""
+    places, count = chain.places, chain.num_deferred
+    runs: dict[int, list[tuple[Place, ...]]] = {}
+    for members in groups(places[: count + longest - 1], space, longest):
+        runs.setdefault(members[0].first, []).append(members)
+
+    def visit(border: int) -> Iterator[tuple[tuple[Place, ...], ...]]:
+        if border >= count:
+            yield ()
+            return
+        for members in runs.get(border, ()):
+            for rest in visit(members[-1].stop if members[-1].stop <= count else count):
+                yield (members, *rest)
+
+    yield from visit(0)
+
+
+def _moved(option: Option, members: tuple[Place, ...], like: Option) -> Option:
+    """An option of like places, on these."""
+    modules = tuple([place.module for place in members])
+    if modules == like.modules:
+        return option
+    changed: dict[str, object] = {"first": members[0].first, "stop": members[-1].stop, "modules": modules}
+    if option.recompute:
+        names = dict(zip(like.modules, modules, strict=True))
+        changed["recompute"] = tuple([names[module] for module in option.recompute])
+    found = object.__new__(Option)  # thousands are made, and most of their fields are shared
+    found.__dict__.update(option.__dict__ | changed)
+    return found
+
+
+_BYTES = ("forward_top", "deferred_top", "held", "kept", "open_top", "prefetch_level", "pending_top", "closed_top")
+
+
+def _dominates(one: Option, other: Option) -> bool:
+    """One option of a unit is nowhere worse than another."""
+    return (
+        one.reshard == other.reshard
+        and all(getattr(one, name) <= getattr(other, name) for name in _BYTES)
+        and bool((one.forward <= other.forward).all())
+        and bool((one.ahead <= other.ahead).all())
+        and bool((one.after <= other.after).all())
+    )
