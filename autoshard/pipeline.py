@@ -238,13 +238,18 @@ def run_pipeline(
     graph = capture_step(model, inputs, loss, entry, question, frontend, outline, methods)
     answer = plan_graph(graph, question, methods, progress)
     if graph.frontend == "trace" and graph.compute_dtype != question.compute_dtype:
-        # The step does not run in the precision that was asked for. Units cast what comes in, which may be enough.
+        # The step does not run in the precision that was asked for. Units cast what comes in, which may be enough: the
+        # best plan is tried, then the one with the smallest root, then the stored dtypes are.
         progress("running one step of the sharded model")
         failure = _failure(model, answer.found.decisions, inputs, loss, question, graph)
         if failure:
-            asked, question = question, resolve(replace(request, precision="fp32"), find_accelerator())
-            answer = plan_graph(graph, question, methods, progress)
-            answer = replace(answer, told=(*answer.told, _in_stored_dtypes(asked, failure)))
+            cut = plan_graph(graph, replace(question, root_percent=0), methods, progress)
+            if _failure(model, cut.found.decisions, inputs, loss, question, graph):
+                asked, question = question, resolve(replace(request, precision="fp32"), find_accelerator())
+                answer = plan_graph(graph, question, methods, progress)
+                answer = replace(answer, told=(*answer.told, _in_stored_dtypes(asked, failure)))
+            else:
+                answer = replace(cut, question=question, told=tuple(d for d in cut.told if d.code != "AS303"))
     found = answer.found
     told = answer.told
     if verify == "dry-run":

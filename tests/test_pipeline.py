@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -238,16 +239,16 @@ class _WithCodec(nn.Module):
 
 
 def test_methods_make_a_module_a_unit() -> None:
-    without = autoshard.make_plan(_WithCodec(), INPUTS, request=CPU)
+    without = autoshard.make_plan(_WithCodec(), INPUTS, request=replace(CPU, root_percent=0))
     assert [unit.modules for unit in without.units] == [("head",), ("",)]
-    request = Request(device="cpu", devices=2, methods=("codec:encode", "codec:decode"))
+    request = Request(device="cpu", devices=2, methods=("codec:encode", "codec:decode"), root_percent=0)
     model = _WithCodec()
     plan = autoshard.make_plan(model, INPUTS, request=request)
     assert ("codec",) in [unit.modules for unit in plan.units]
     assert [(each.module, each.method) for each in plan.methods] == [("codec", "encode"), ("codec", "decode")]
     assert "encode" not in vars(model.codec)
     assert [each for each in verify_model(model, plan, INPUTS, level="dry-run") if each.severity == "error"] == []
-    one = Request(device="cpu", devices=2, methods=("codec:encode",))
+    one = Request(device="cpu", devices=2, methods=("codec:encode",), root_percent=0)
     assert ("codec",) not in [unit.modules for unit in autoshard.make_plan(_WithCodec(), INPUTS, request=one).units]
 
 
