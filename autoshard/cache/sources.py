@@ -54,7 +54,7 @@ class Recorder:
 
     def files(self) -> tuple[FileState, ...]:
         """The state of everything that the capture depends on, as it is now."""
-        installed = _installed_folders()
+        installed, standard = _installed_folders(), _standard_folders()
         own = str(Path(__file__).parent.parent) + os.sep
         packages: dict[str, None] = {}
         local: dict[str, None] = {}
@@ -65,10 +65,10 @@ class Recorder:
             if path.startswith(installed):
                 if "." not in name:
                     packages[path] = None
-            elif not path.startswith(_standard_folders()):
+            elif not path.startswith(standard):
                 local[os.path.abspath(path)] = None
         for path in self.opened:
-            if not path.startswith((*installed, *_standard_folders(), *_SYSTEM, own)):
+            if not path.startswith((*installed, *standard, *_SYSTEM, own)):
                 local[path] = None
         found = [_state(path, is_hashed=True) for path in sorted(local)]
         found += [_state(path, is_hashed=False) for path in sorted(packages)]
