@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo test test-fast check format lint types golden bench-parity bench-reach bench-reach-train bench-memory bench-compile bench-device bench-replay bench-plans bench-real bench-scale bench-oracle bench-search clean
@@ -28,10 +29,10 @@ demo: $(VENV)/.installed  ## plan, inspect and train a small model on 2 CPU proc
 	@BIN=$(BIN) sh examples/demo.sh
 
 test: $(VENV)/.installed-dev  ## the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-fast: $(VENV)/.installed-dev  ## the suite without what is marked slow
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow'
 
 format: $(VENV)/.installed-dev  ## rewrite the sources in the one format
 	$(BIN)/ruff format .

@@ -25,9 +25,10 @@ from autoshard.request import Question
 from autoshard.simulate import StepProfile, Timeline
 
 CHAIN = (
-    f"units of up to {STAGES[-1]} neighbours, blocks behind the first cut into their parts, reshard per unit, "
-    "recompute per block, what the root holds; and the baselines"
+    f"units of up to {STAGES[-1]} neighbours, none nested, small modules with their follower, blocks behind the "
+    "first cut into their parts, reshard per unit, recompute per block, what the root holds; and the baselines"
 )
+CHAIN_AND_RULES = f"{CHAIN}; finer cuts by rule, since nothing else fits"
 RULES = (
     "no chain: one unit a block, large modules as units, finer cuts, the tail grouped, reshard per unit, first blocks "
     "recompute; and the baselines"
@@ -68,8 +69,10 @@ def search(
             is_exact &= (timeline.step_ns, timeline.peak_bytes) == (answer.step_ns, answer.peak_bytes)
             if prices.fits(answer.candidate):
                 fitting.append(answer.candidate)
-        if not is_exact:
-            space = RULES
+        if not is_exact or not fitting or question.objective == "memory":
+            # Finer cuts than the chain's take longer and need less: where nothing else fits they are the answer.
+            if not is_exact or not fitting:
+                space, is_exact = (CHAIN_AND_RULES if is_exact else RULES), False
             ruled = by_rules(graph, analysis, prices)
             # Without ops no time is known, and what has the fewest collectives would always be the best.
             fitting = ruled or fitting if graph.frontend == "tree" else fitting + ruled

@@ -216,3 +216,14 @@ def test_what_recomputes_holds_no_unit() -> None:
     modules = {module for unit in found.decisions.units for module in unit.modules}
     for fqn in found.decisions.recompute:
         assert not any(module.startswith(f"{fqn}.") for module in modules)
+
+
+def test_what_only_finer_cuts_fit_is_found() -> None:
+    """The chain ends at the parts of blocks; here only units inside those fit, as ``simulate`` says of the plan."""
+    graph = build(decoder(num_layers=4, hidden=64))
+    analysis = analyze(graph, num_shards=64)
+    question = resolve(Request(device="h100-80gb", devices=64, memory="200KiB"))
+    found = search(graph, analysis, question, profile_step(graph, question), ())
+    assert found.timeline.peak_bytes <= question.allowed_bytes
+    assert ("layers.0.mlp.up",) in [unit.modules for unit in found.decisions.units]
+    assert found.optimal.status != "proved"

@@ -155,7 +155,7 @@ class OutOfPlace(InPlace):
 
 
 class Alias(nn.Module):
-    """A list keeps the weight that was there before sharding."""
+    """A list keeps a second reference to a weight, which is exchanged for the sharded one."""
 
     def __init__(self) -> None:
         super().__init__()

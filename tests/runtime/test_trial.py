@@ -73,7 +73,7 @@ def test_a_right_plan_trains_as_one_process(name: str, units: list[Any], other: 
     ("name", "units", "code", "where"),
     [
         ("OpaqueRoot", ROOT, "AS409", "linear.weight"),
-        ("Alias", [(("linear",), True), *ROOT], "AS409", "scale"),
+        ("Alias", [(("linear",), True), *ROOT], "AS402", "DTensor"),
         ("Remembering", [(("linear",), True), *ROOT], "AS409", "linear.weight"),
         ("Passed", [(("first",), True), (("second",), True), *ROOT], "AS402", "setStorage"),
         ("DirectCall", [(("first",), True), (("second",), True), *ROOT], "AS402", "first"),
