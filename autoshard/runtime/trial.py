@@ -166,7 +166,8 @@ def _listen(pipes: list[Any], outcomes: list[_Outcome], silence_s: float) -> Non
                 outcome.findings = content
             elif kind == "refused":
                 outcome.error = content
-            else:
+            elif not any(finding.code == "AS410" for each in outcomes for finding in each.findings):
+                # A second death has the same cause, or comes of the first.
                 outcome.findings = (_stopped(outcomes, "a rank died without a word"),)
     # A rank that waits for one that has failed is no finding of its own.
     if by_pipe and not any(each.findings or each.error for each in outcomes):

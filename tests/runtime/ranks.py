@@ -151,6 +151,7 @@ def _rank(named: tuple[str, str], args: Any, rank: int, world: int, folder: str,
         note("init_process_group")
         store = dist.FileStore(str(Path(folder) / "store"), world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        dist.barrier()  # a rank that ended at once would break connections that another still sets up
         torch.manual_seed(0)
         note("start")
         send("value", function(rank, world, *args))
