@@ -5,14 +5,15 @@ memory from before may be written. Only whole blocks are asked for, the outermos
 recompute saves most for what it costs, and like blocks are decided alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autoshard.analysis.order import Run, runs
 from autoshard.analysis.repeats import repeated_blocks
 from autoshard.errors import Diagnostic
 from autoshard.findings import Finding, condense
-from autoshard.ir import ModelGraph
+from autoshard.ir import ModelGraph, ModuleSpan
 from autoshard.ir.tree import Tree
 
 CODE = "AS223"
@@ -65,6 +66,20 @@ def recomputable(graph: ModelGraph) -> Recomputable:
                 )
             )
     return Recomputable(modules=tuple(fqn for _, fqn in sorted(allowed)), diagnostics=condense(findings))
+
+
+def mingling(spans: Sequence[ModuleSpan]) -> tuple[str, ...]:
+    """FQNs of the modules with two runs of which the one's backward begins before the other's has ended."""
+    by_module: dict[str, list[tuple[int, int]]] = {}
+    for span in spans:
+        if span.backward is not None:
+            by_module.setdefault(span.module, []).append(span.backward)
+    found = []
+    for fqn, backwards in by_module.items():
+        in_order = sorted(backwards)
+        if any(later[0] < earlier[1] for earlier, later in pairwise(in_order)):
+            found.append(fqn)
+    return tuple(found)
 
 
 def _outermost_blocks(graph: ModelGraph) -> list[str]:

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from autoshard.analysis.recompute import mingling
 from autoshard.errors import RequestError
 from autoshard.ir import CALLER, ModelGraph, ModuleSpan, Moment, OpNode, Region, StorageInfo
 from autoshard.ir.tree import Tree
@@ -94,8 +95,8 @@ def recomputed(graph: ModelGraph, modules: Sequence[str]) -> ModelGraph:
         modules: FQNs.
 
     Raises:
-        RequestError: a module does not exist or does not run, contains another one or one that recomputes by itself,
-            or its runs cannot be told apart in backward.
+        RequestError: a module does not exist, contains another one or one that recomputes by itself, or its runs cannot
+            be told apart in backward. One that never runs has nothing to recompute.
     """
     if not modules:
         return graph
@@ -110,9 +111,10 @@ def _spans(graph: ModelGraph, modules: Sequence[str]) -> Iterator[tuple[ModuleSp
     named: dict[str, str] = {}
     for fqn in modules:
         canonical = tree.canonical(fqn)
-        if canonical is None or not tree.nodes[canonical].num_calls:
-            raise RequestError("recompute", fqn, "a module that runs in the step")
-        named[canonical] = fqn
+        if canonical is None:
+            raise RequestError("recompute", fqn, "a module of the model")
+        if tree.nodes[canonical].num_calls:
+            named[canonical] = fqn
     for canonical, fqn in named.items():
         inside = tree.below(canonical)
         for inner in sorted(inside):
@@ -121,15 +123,10 @@ def _spans(graph: ModelGraph, modules: Sequence[str]) -> Iterator[tuple[ModuleSp
             if "checkpointed" in tree.nodes[inner].traits:
                 raise RequestError("recompute", fqn, f"a module in which nothing recomputes by itself ({inner} does)")
     spans = [span for span in graph.root.spans if span.module in named]
-    for span, other in ((one, two) for one in spans for two in spans if one is not two):
-        if span.module == other.module and _overlap(span.backward, other.backward):
-            raise RequestError("recompute", named[span.module], "a module whose runs do not mingle in backward")
+    for fqn in mingling(spans):
+        raise RequestError("recompute", named[fqn], "a module whose runs do not mingle in backward")
     for span in spans:
         yield span, tree.below(span.module)
-
-
-def _overlap(first: tuple[int, int] | None, second: tuple[int, int] | None) -> bool:
-    return first is not None and second is not None and first[0] < second[1] and second[0] < first[1]
 
 
 class _Uses:

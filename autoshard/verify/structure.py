@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from autoshard.analysis.ownership import unit_digest
+from autoshard.analysis.recompute import mingling
 from autoshard.findings import Finding
 from autoshard.verify.subject import Subject, finding, named
 
@@ -106,6 +107,7 @@ def recompute_inside_units(subject: Subject) -> Iterator[Finding]:
     tree = subject.tree
     recompute = [fqn for fqn in map(tree.canonical, subject.plan.recompute) if fqn is not None]
     unit_of = subject.unit_of
+    mingled = {fqn for region in subject.graph.regions for fqn in mingling(region.spans)} if recompute else set()
     for fqn in recompute:
         inside = tree.below(fqn) - {fqn}
         units = sorted(inside & unit_of.keys())
@@ -116,6 +118,9 @@ def recompute_inside_units(subject: Subject) -> Iterator[Finding]:
             yield finding("AS237", fqn, "another recomputed module stands inside it", "name only one of them")
         if not tree.nodes[fqn].num_calls:
             yield finding("AS237", fqn, "it never runs, so there is nothing to recompute", severity="warning")
+        if fqn in mingled:
+            message = "two of its runs mingle in backward, and their recompute cannot be projected"
+            yield finding("AS237", fqn, message, "leave it out of recompute")
         for inner in sorted(tree.below(fqn)):
             traits = tree.nodes[inner].traits
             if "batch-statistics" in traits:

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,8 @@ from autoshard.ir import ModelGraph
 from autoshard.plan import Decisions
 from autoshard.planner.baselines import _by_size, _per_block, baselines
 from autoshard.request import Request, resolve
-from tests.graphs import build, chain, decoder
+from autoshard.simulate import simulate
+from tests.graphs import build, chain, decoder, mod, stack
 
 
 class _Wrapped(nn.Module):
@@ -124,3 +126,14 @@ def test_what_recomputes_holds_no_unit_in_any_baseline() -> None:
     cut = found["size rule (1e+06 parameters)"]
     assert any(unit.modules[0].startswith("layers.0.") for unit in cut.units)
     assert cut.recompute == ()
+
+
+def test_blocks_that_never_run_recompute_nothing() -> None:
+    layers = stack("layers", mod("0", w=(64, 8)), mod("1", w=(64, 8)), mod("2", w=(64, 8), called=False))
+    graph = build(mod("", layers))
+    question = resolve(Request(device="h100-80gb", devices=4, memory="60GiB"))
+    found = _baselines(graph)
+    full = found["per block by class name, full recompute"]
+    assert "layers.2" in full.recompute
+    without = msgspec.structs.replace(full, recompute=("layers.0", "layers.1"))
+    assert simulate(graph, full, question).step_ns == simulate(graph, without, question).step_ns

@@ -246,7 +246,7 @@ class TestRefusals:
         return str(caught.value)
 
     def test_unknown(self) -> None:
-        assert "runs in the step" in self._refused(build(chain(10, 14)), "7")
+        assert "a module of the model" in self._refused(build(chain(10, 14)), "7")
 
     def test_one_inside_another(self) -> None:
         graph = build(mod("", mod("a", mod("b", weight=(3,)))))

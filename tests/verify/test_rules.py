@@ -343,6 +343,17 @@ class TestRecompute:
         plan = plan_of(graph, [""], recompute=("old",))
         assert (codes(plan, graph), codes(plan, graph, "warning")) == ([], [("AS237", "old")])
 
+    def test_runs_that_mingle_in_backward(self) -> None:
+        graph = build(mod("", mod("a", w=(2,)), mod("b", w=(2,)), body=("a", "b", "a", "b")))
+        region = graph.regions[-1]
+        first, second = (span for span in region.spans if span.module == "a")
+        assert first.backward is not None and second.backward is not None
+        assert codes(plan_of(graph, [""], recompute=("a",)), graph) == []
+        ends = (min(first.backward[0], second.backward[0]), max(first.backward[1], second.backward[1]))
+        spans = tuple(replace(span, backward=ends) if span.module == "a" else span for span in region.spans)
+        mingled = replace(graph, regions=(*graph.regions[:-1], replace(region, spans=spans)))
+        assert codes(plan_of(mingled, [""], recompute=("a", "b")), mingled) == [("AS237", "a")]
+
 
 def test_methods_that_have_to_be_registered() -> None:
     analysis = analyze(GRAPH, num_shards=SHARDS, methods=(("layers.0", "encode"),))
