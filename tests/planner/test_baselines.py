@@ -129,7 +129,7 @@ def test_what_recomputes_holds_no_unit_in_any_baseline() -> None:
 
 
 def test_blocks_that_never_run_recompute_nothing() -> None:
-    layers = stack("layers", mod("0", w=(64, 8)), mod("1", w=(64, 8)), mod("2", w=(64, 8), called=False))
+    layers = stack("layers", *(mod(name, w=(64, 8), cls="Block", called=name < "2") for name in "012"))
     graph = build(mod("", layers))
     question = resolve(Request(device="h100-80gb", devices=4, memory="60GiB"))
     found = _baselines(graph)

@@ -347,7 +347,8 @@ class TestRecompute:
         graph = build(mod("", mod("a", w=(2,)), mod("b", w=(2,)), body=("a", "b", "a", "b")))
         region = graph.regions[-1]
         first, second = (span for span in region.spans if span.module == "a")
-        assert first.backward is not None and second.backward is not None
+        assert first.backward is not None
+        assert second.backward is not None
         assert codes(plan_of(graph, [""], recompute=("a",)), graph) == []
         ends = (min(first.backward[0], second.backward[0]), max(first.backward[1], second.backward[1]))
         spans = tuple(replace(span, backward=ends) if span.module == "a" else span for span in region.spans)
