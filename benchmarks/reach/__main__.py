@@ -8,7 +8,7 @@ by the rules and by a dry run of the sharded model.
 A plan counts as sound if it was made from a traced step, neither level of verification finds a fault, and the root unit
 has at most a quarter of the parameters. Where it has more although no unit, of one module or of several, may hold the
 rest, the model counts as sound too and its parameters are named. Refused rightly means that autoshard said before any
-work that FSDP2 cannot shard the model, with a diagnostic.
+work that FSDP2 cannot shard the model, with a diagnostic, or that the model has no training step.
 
 One process for each model, so that one model's memory, time or crash is its own affair. Results are lines of JSON in
 ``build/reach.jsonl``; what stands there is not run again. ``--keep`` writes them to ``benchmarks/reach/results.jsonl``.

@@ -39,7 +39,7 @@ def run_one(name: str, cls: str, attempt: Callable[[Stage], dict[str, Any]]) -> 
     except Exception as error:  # any failure of any model is a result
         row["reason"] = f"{type(error).__name__}: {error}"[:2000]
         row["tail"] = _places(error)
-        if isinstance(error, NoLegalUnitError) or _is_lost_update(error):
+        if isinstance(error, NoLegalUnitError) or _is_lost_update(error) or _has_no_training_step(error):
             row["outcome"] = "refused"
         elif row["stage"] == "build":
             row["outcome"] = "not built"
@@ -51,6 +51,14 @@ def run_one(name: str, cls: str, attempt: Callable[[Stage], dict[str, Any]]) -> 
 def _is_lost_update(error: Exception) -> bool:
     """Only AS216 was found: the forward writes to its parameters, which no plan of FSDP2 keeps."""
     return isinstance(error, VerificationError) and {d.code for d in error.violations} == {"AS216"}
+
+
+def _has_no_training_step(error: Exception) -> bool:
+    """Nothing that the model gives can be trained: no forward, one for inference only, or codes without a gradient."""
+    reasons = (
+        "no tensor in the outputs requires a gradient", "it has no training step", 'is missing the required "forward"',
+    )  # fmt: skip
+    return isinstance(error, AutoshardError) and any(reason in str(error) for reason in reasons)
 
 
 def _places(error: BaseException) -> list[str]:

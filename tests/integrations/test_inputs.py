@@ -78,6 +78,13 @@ MODELS = {
         ),
     ),
     "image and text": ("LlavaForConditionalGeneration", llava),
+    "image of an odd size": (
+        "PerceiverForImageClassificationLearned",
+        lambda: transformers.PerceiverConfig(
+            image_size=20, num_latents=4, d_latents=8, d_model=12, num_blocks=1, num_self_attends_per_block=1,
+            num_self_attention_heads=2, num_cross_attention_heads=2, num_labels=3,
+        ),
+    ),
     "image grid": ("Qwen2VLForConditionalGeneration", qwen2_vl),
 }  # fmt: skip
 
@@ -163,6 +170,31 @@ def test_two_samples_where_one_does_not_run() -> None:
 class Strange(NeedsTwo):
     def forward(self, pixel_values: torch.Tensor, phase_of_moon: torch.Tensor) -> torch.Tensor:
         return pixel_values
+
+
+def test_a_text_alone_where_no_form_of_the_image_runs() -> None:
+    config = llava()
+    config.image_token_id = None
+    with torch.device("meta"):
+        model = transformers.LlavaForConditionalGeneration(config)
+    made = make_inputs(model, "m")
+    assert set(made.pair[1]) == {"input_ids", "labels"}
+    assert any(each.startswith("left out=pixel_values (") for each in made.assumed)
+
+
+class _Watching(nn.Module):
+    """A model that is for inference only; ``session`` is an argument that nobody could make."""
+
+    config = transformers.PretrainedConfig()
+
+    @torch.inference_mode()
+    def forward(self, session: Any) -> Any:
+        return session
+
+
+def test_a_forward_in_inference_mode_has_no_training_step() -> None:
+    with pytest.raises(ModelLoadError, match="_Watching runs under torch.inference_mode"):
+        make_inputs(_Watching(), "m")
 
 
 def test_an_argument_that_nobody_knows_is_named() -> None:

@@ -7,10 +7,11 @@ on fake tensors, and the first inputs on which it runs are taken.
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from autoshard.capture.trial import try_forward
@@ -21,10 +22,17 @@ from autoshard.integrations.transformers.sizes import read_sizes
 
 MAX_TRIALS = 12
 """Forms that are tried before something else is changed."""
+LARGER = (2, 4)
+"""How many times larger an image is tried where its size was not given."""
 TEXT_ONLY = {"input_ids", "decoder_input_ids", "labels", "attention_mask", "token_type_ids", "use_cache"}
 """Arguments with one form only: nothing has to be tried."""
 ONLY_IF_REQUIRED = {"inputs_embeds", "query_embeds", "hidden_states", "encoder_hidden_states"}
 """Arguments that stand in for others, or for what the model computes itself."""
+FEATURES = {
+    "pixel_values", "pixel_values_videos", "pixel_values_images", "high_res_pixel_values", "image_grid_thw", "grid_thw",
+    "flattened_patches", "mm_token_type_ids", "moe_mm_token_type_ids", "input_features", "input_values",
+}  # fmt: skip
+"""Images and sounds beside a text, and what tells of them."""
 INSTEAD = {"pixel_values_videos": "pixel_values"}
 """Arguments that are left out where another one feeds the same modules."""
 REMEDY = "write a model file with build_model() and example_inputs() that returns (args, kwargs) of one training step"
@@ -76,24 +84,42 @@ def make_inputs(
         config=inner.config,
         class_name=type(inner).__name__,
         params=frozenset(required | optional),
-        sizes=read_sizes(inner.config, batch, seq, image_size, _first_widths(inner)),
+        sizes=read_sizes(inner.config, batch, seq, image_size, _first_widths(inner), _child_widths(inner)),
     )
+    if is_inference_only(inner):
+        reason = f"the forward of {wanted.class_name} runs under torch.inference_mode, so it has no training step"
+        raise ModelLoadError(source, reason, "plan a model whose forward computes what is trained")
     unknown = sorted(required - MAKERS.keys() - IF_NEEDED.keys())
     if unknown:
         raise ModelLoadError(source, f"no inputs can be made for {', '.join(unknown)} of {wanted.class_name}", REMEDY)
-    kwargs, wanted = _fitting(model, wanted, required, optional, source)
+    kwargs, wanted, left_out = _fitting(model, wanted, required, optional, source)
     sized = {"batch"}
     sized |= {"seq"} if kwargs.keys() & {"input_ids", "decoder_input_ids"} else set()
     sized |= {"image_size"} if any(name.startswith("pixel_values") for name in kwargs) else set()
     told = [f"{name}={why}" for name, why in wanted.sizes.assumed.items() if name in sized]
     made = ", ".join(name for name, value in kwargs.items() if value is not False)
-    return MadeInputs(pair=((), kwargs), assumed=(f"inputs={made} (made from the forward's arguments)", *told))
+    told = [f"inputs={made} (made from the forward's arguments)", *told]
+    if left_out:
+        told.append(f"left out={', '.join(left_out)} (the forward runs on none of their forms that were tried)")
+    return MadeInputs(pair=((), kwargs), assumed=tuple(told))
 
 
 def _inner(model: nn.Module) -> Any:
     """The model below an adapter."""
     below: Any = getattr(model, "get_base_model", None)
     return below() if callable(below) else model
+
+
+def is_inference_only(model: Any) -> bool:
+    """Whether the forward is decorated with ``torch.inference_mode``."""
+    forward = type(model).forward
+    while forward is not None:
+        cells = getattr(forward, "__closure__", None) or ()
+        found = [cell.cell_contents for cell in cells]
+        if any(isinstance(getattr(each, "__self__", None), torch.inference_mode) for each in found):
+            return True
+        forward = getattr(forward, "__wrapped__", None)
+    return False
 
 
 def _arguments(model: Any) -> tuple[set[str], set[str]]:
@@ -111,26 +137,39 @@ def _first_widths(model: nn.Module) -> tuple[int, ...]:
     found: dict[int, None] = {}
     for part in ("", "audio", "speech"):
         below = (module for name, module in model.named_modules() if part in name)
-        first = next((module for module in below if isinstance(module, nn.Linear | nn.Conv1d)), None)
-        if first is not None:
-            found.setdefault(first.in_features if isinstance(first, nn.Linear) else first.in_channels)
+        found.update(dict.fromkeys(_width(below)))
     return tuple(found) or (80,)
+
+
+def _child_widths(model: nn.Module) -> tuple[int, ...]:
+    """What the first layer of each part of the model takes."""
+    return tuple(dict.fromkeys(width for child in model.children() for width in _width(child.modules())))
+
+
+def _width(modules: Iterable[nn.Module]) -> tuple[int, ...]:
+    """What the first layer that works on vectors takes; nothing if there is none."""
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            return (module.in_features,)
+        if isinstance(module, nn.Conv1d):
+            return (module.in_channels,)
+    return ()
 
 
 def _fitting(
     model: nn.Module, wanted: Wanted, required: set[str], optional: set[str], source: str
-) -> tuple[dict[str, Form], Wanted]:
-    """The first inputs on which the forward runs, and for what they were made."""
+) -> tuple[dict[str, Form], Wanted, tuple[str, ...]]:
+    """The first inputs on which the forward runs, for what they were made, and what had to be left out."""
     first = _names(wanted, required, optional)
     others = IF_NEEDED.keys() & optional - ONLY_IF_REQUIRED
     if set(first) | others <= TEXT_ONLY:
-        return {name: _maker(name)(wanted)[0] for name in first}, wanted
+        return {name: _maker(name)(wanted)[0] for name in first}, wanted, ()
     failures: list[BaseException] = []
     for names, tried in _attempts(wanted, first, required, optional):
         for choice in itertools.islice(_choices(tried, names), MAX_TRIALS):
             found = _try(model, tried, choice, failures)
             if found is not None:
-                return found, tried
+                return found, tried, tuple(name for name in first if name in FEATURES and name not in found)
     told = list(dict.fromkeys(f"{type(failure).__name__}: {failure}" for failure in failures))
     raise ModelLoadError(
         source, f"the inputs that were made ({', '.join(first)}) do not run: {'; '.join(told[:SHOWN])}", REMEDY
@@ -146,7 +185,11 @@ def _names(wanted: Wanted, required: set[str], optional: set[str]) -> list[str]:
 def _attempts(
     wanted: Wanted, first: list[str], required: set[str], optional: set[str]
 ) -> Iterator[tuple[list[str], Wanted]]:
-    """What is tried: the usual arguments, masks too, an encoder's result, two samples (batch statistics), no labels."""
+    """What is tried: the usual arguments, masks too, an encoder's result, two samples (batch statistics),
+    larger images, no labels.
+
+    And at last, where a text may stand alone, the text alone.
+    """
     masks = [name for name in IF_NEEDED if name in optional - ONLY_IF_REQUIRED and _maker(name)(wanted)]
     more = [*first, *(name for name in masks if name not in first)]
     yield first, wanted
@@ -160,9 +203,18 @@ def _attempts(
         doubled = replace(wanted, sizes=replace(wanted.sizes, batch=2, assumed=two))
         yield first, doubled
         yield more, doubled
+    if "image_size" in wanted.sizes.assumed and FEATURES & set(first):
+        for factor in LARGER:
+            height, width = wanted.sizes.height * factor, wanted.sizes.width * factor
+            why = {**wanted.sizes.assumed, "image_size": f"{height}x{width} (it does not run with a smaller one)"}
+            yield first, replace(wanted, sizes=replace(wanted.sizes, height=height, width=width, assumed=why))
     if "labels" in first and "labels" not in required:
         yield [name for name in first if name != "labels"], wanted
         yield [name for name in more if name != "labels"], wanted
+    if "input_ids" in first and not FEATURES & required and FEATURES & set(first):
+        text = [name for name in first if name not in FEATURES]
+        yield text, wanted
+        yield [*text, *(name for name in masks if name in TEXT_ONLY and name not in text)], wanted
 
 
 def _choices(wanted: Wanted, names: list[str]) -> Iterator[dict[str, int]]:

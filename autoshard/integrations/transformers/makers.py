@@ -158,7 +158,8 @@ def _patches(wanted: Wanted) -> list[Form]:
     width = s.channels * s.temporal_patch * s.patch**2
     hidden = number(wanted.config, "hidden_size", "embed_dim") or width
     patches = [torch.zeros(s.batch * rows * columns, size) for size in (width, hidden)]
-    return [*patches, *(torch.zeros(s.batch, size, s.seq) for size in s.mels)]
+    sounds = [torch.zeros(s.batch, size, length) for length in (s.seq, s.samples) for size in s.mels]
+    return [*patches, *sounds]
 
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "encoder_hidden_size")
@@ -170,8 +171,11 @@ def _embeddings(length: int | None = None, names: tuple[str, ...] = WIDTHS) -> M
     def make(wanted: Wanted) -> list[Form]:
         text = list(parts(wanted.config, TEXT_PARTS))
         widths = [number(text, name) for name in names]
+        likely = [width for width in dict.fromkeys(widths) if width]
         shape = wanted.sizes.batch, length or wanted.sizes.seq
-        return [torch.zeros(*shape, width) for width in dict.fromkeys(widths) if width]
+        return [
+            torch.zeros(*shape, width) for width in dict.fromkeys([*likely, *(wanted.sizes.widths if likely else ())])
+        ]
 
     return make
 
@@ -190,7 +194,10 @@ def _spectrogram(wanted: Wanted) -> list[Form]:
     if has_none(wanted.config, AUDIO_PARTS):
         return []
     is_whisper_like = any(getattr(inner, "max_source_positions", None) for inner in sub_configs(wanted.config))
-    shapes = [shape for mel in s.mels for shape in ((mel, s.mel_frames), (s.mel_frames, mel))]
+    # A model that adds a sound to a text, token by token, says how many frames make one.
+    per_token = number(wanted.config, "audio_length_per_tok")
+    frames = per_token * s.seq if per_token else s.mel_frames
+    shapes = [shape for mel in s.mels for shape in ((mel, frames), (frames, mel))]
     if not is_whisper_like:
         shapes = [shape[::-1] for shape in shapes]
     return [torch.zeros(s.batch, *shape) for shape in shapes]
@@ -209,7 +216,19 @@ def _sound(wanted: Wanted) -> list[Form]:
         return []
     spectrogram = torch.zeros(s.batch, s.mel_frames, s.mels[0])
     has_mel = number(wanted.config, "num_mel_bins") is not None
-    return [spectrogram, flat, channel] if has_mel else [flat, channel]
+    widths = dict.fromkeys([*s.widths, *(number(wanted.config, name) or 0 for name in WIDTHS)])
+    features = [torch.zeros(s.batch, s.mel_frames, width) for width in widths if width > 1]
+    return [*([spectrogram] if has_mel else []), flat, channel, *features]
+
+
+def _latents(wanted: Wanted) -> list[Form]:
+    """What a codec's decoder takes: the vectors of a sound, one after the other."""
+    s = wanted.sizes
+    widths = [number(wanted.config, name) for name in ("codebook_dim", "latent_dim", *WIDTHS)]
+    likely = [width for width in dict.fromkeys([*widths, *s.widths]) if width]
+    return [
+        form for width in likely for form in (torch.zeros(s.batch, width, s.seq), torch.zeros(s.batch, s.seq, width))
+    ]
 
 
 def _sound_mask(wanted: Wanted) -> list[Form]:
@@ -397,6 +416,7 @@ IF_NEEDED: dict[str, Maker] = {
     "visual_pos": _vectors("visual_pos_dim"),
     "visual_embeds": _vectors("visual_embedding_dim"),
     "noise_embeds": _embeddings(),
+    "latents": _latents,
     "context_hidden_states": _embeddings(),
     "hidden_states": _patches,
     "target_sizes": lambda wanted: [torch.tensor([_grid(wanted.sizes)] * wanted.sizes.batch)],

@@ -23,6 +23,7 @@ MEL_NAMES = (
     "num_mel_bins", "input_feat_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim",
     "input_size", "feature_size", "mel_bins", "n_mels", "audio_mel_bins", "in_features", "spectrogram_size",
 )  # fmt: skip
+USUAL_MELS = (80, 128)
 IMAGE_NAMES = ("image_size", "input_size", "img_size", "force_image_size", "vision_feature_size")
 
 
@@ -44,6 +45,7 @@ class Sizes:
         mels: features of one frame of a spectrogram, the likeliest first.
         mel_frames: frames of a spectrogram.
         samples: samples of a sound.
+        widths: features that the first layers of the model and of its parts take.
         classes: labels are below it.
         assumed: the sizes that were not given, as ``field=value (why)``.
     """
@@ -61,12 +63,18 @@ class Sizes:
     mels: tuple[int, ...]
     mel_frames: int
     samples: int
+    widths: tuple[int, ...]
     classes: int
     assumed: dict[str, str]
 
 
 def read_sizes(
-    config: Any, batch: int | None, seq: int | None, image_size: int | None, widths: tuple[int, ...] = ()
+    config: Any,
+    batch: int | None,
+    seq: int | None,
+    image_size: int | None,
+    first_widths: tuple[int, ...] = (),
+    child_widths: tuple[int, ...] = (),
 ) -> Sizes:
     """The sizes for a configuration.
 
@@ -75,7 +83,8 @@ def read_sizes(
         batch: number of samples, if it was given.
         seq: tokens of a text, if it was given.
         image_size: edge of an image in pixels, if it was given.
-        widths: features that the first layers of the model take, for where the configuration does not tell.
+        first_widths: features that the first layers of the model take, for where the configuration does not tell.
+        child_widths: features that the first layer of each part of the model takes.
     """
     text = list(parts(config, TEXT_PARTS))
     vision = [*parts(config, VISION_PARTS), *sub_configs(config)]
@@ -87,7 +96,8 @@ def read_sizes(
     if seq is None:
         seq = min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
         assumed["seq"] = f"{seq} ({'default' if seq == DEFAULT_SEQ else 'the longest that the model takes'})"
-    patch = number(vision, "patch_size", "spatial_patch_size") or 16
+    stated_patch = number(vision, "patch_size", "spatial_patch_size")
+    patch = stated_patch or 16
     merge = (
         number(vision, "spatial_merge_size", "merge_size", "merge_kernel_size", "downsample_factor", "scale_factor")
         or 1
@@ -97,7 +107,8 @@ def read_sizes(
     else:
         found = size_pair(vision, *IMAGE_NAMES)
         # Patches that are merged come in whole groups.
-        height, width = (_rounded(edge, patch * merge) for edge in found or (DEFAULT_IMAGE, DEFAULT_IMAGE))
+        step = patch * merge if stated_patch else merge
+        height, width = (_rounded(edge, step) for edge in found or (DEFAULT_IMAGE, DEFAULT_IMAGE))
         assumed["image_size"] = f"{height}x{width} ({'the configuration' if found == (height, width) else 'default'})"
     temporal_patch = number(vision, "temporal_patch_size", "video_temporal_patch_size") or 1
     frames = number(vision, "num_frames", "frames_per_clip") or DEFAULT_FRAMES
@@ -113,8 +124,11 @@ def read_sizes(
         patch=patch,
         temporal_patch=temporal_patch,
         merge=merge,
-        mels=tuple(dict.fromkeys([*(n for name in MEL_NAMES if (n := number(audio, name))), *widths])),
+        mels=tuple(
+            dict.fromkeys([*(n for name in MEL_NAMES if (n := number(audio, name))), *first_widths, *USUAL_MELS])
+        ),
         mel_frames=min(mel_frames, 3000),
+        widths=tuple(dict.fromkeys([*first_widths, *child_widths])),
         samples=15360,  # whole frames of every codec, about a second
         classes=number(config, "num_labels") or 2,
         assumed=assumed,
