@@ -193,7 +193,7 @@ class _Watching(nn.Module):
 
 
 def test_a_forward_in_inference_mode_has_no_training_step() -> None:
-    with pytest.raises(ModelLoadError, match="_Watching runs under torch.inference_mode"):
+    with pytest.raises(ModelLoadError, match=r"_Watching runs under torch\.inference_mode"):
         make_inputs(_Watching(), "m")
 
 

@@ -185,10 +185,10 @@ def _names(wanted: Wanted, required: set[str], optional: set[str]) -> list[str]:
 def _attempts(
     wanted: Wanted, first: list[str], required: set[str], optional: set[str]
 ) -> Iterator[tuple[list[str], Wanted]]:
-    """What is tried: the usual arguments, masks too, an encoder's result, two samples (batch statistics),
-    larger images, no labels.
+    """What is tried: the usual arguments first.
 
-    And at last, where a text may stand alone, the text alone.
+    Then masks too, an encoder's result, two samples (batch statistics), larger images, no labels; and at last, where a
+    text may stand alone, the text alone.
     """
     masks = [name for name in IF_NEEDED if name in optional - ONLY_IF_REQUIRED and _maker(name)(wanted)]
     more = [*first, *(name for name in masks if name not in first)]
