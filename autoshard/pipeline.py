@@ -341,7 +341,7 @@ def plan_graph(
     legal = [base for base, reason in zip(known, reasons, strict=True) if not reason]
     found = search(graph, analysis, question, profile, legal)
     found, held = with_small_root(
-        found, graph, analysis, question, profile, lambda decisions: not _broken(decisions, graph, analysis)
+        found, graph, analysis, question, profile, lambda decisions: not _broken(decisions, graph, analysis), legal
     )
     if question.compile == "blocks":
         compiled = msgspec.structs.replace(found.decisions, compile=compiled_blocks(graph, analysis))

@@ -78,7 +78,8 @@ class Request:
         reshard: ``auto``, ``always`` or ``never`` reshard after forward.
         compile: ``none``, or ``blocks`` for ``torch.compile`` on each repeated block.
         objective: ``time``, or ``memory`` for the least peak.
-        root_percent: the most of the parameter bytes that the root unit may own where the rules allow less.
+        root_percent: the most of the parameter bytes that the root unit may own where the rules allow less; ``None``
+            leaves it to the objective, and plans a model of at most 4 MiB in units of at most a quarter of it.
         micro_batches: forwards and backwards before one step of the optimizer; the inputs are those of one.
         gradient_sync: with several, gradients are reduced in ``every`` one, or in the ``last`` alone.
         zero_grad: what ``zero_grad`` leaves: ``none``, or ``zeros`` (``set_to_none=False``).
@@ -96,7 +97,7 @@ class Request:
     reshard: Reshard = "auto"
     compile: Compile = "none"
     objective: Objective = "time"
-    root_percent: int = 100
+    root_percent: int | None = None
     micro_batches: int = 1
     gradient_sync: GradientSync = "every"
     zero_grad: ZeroGrad = "none"
@@ -138,7 +139,7 @@ class Question:
     recompute: Recompute
     reshard: Reshard
     objective: Objective
-    root_percent: int
+    root_percent: int | None
     compile: Compile = "none"
     micro_batches: int = 1
     gradient_sync: GradientSync = "every"
@@ -179,7 +180,8 @@ def resolve(request: Request, found: tuple[str, int] | None = None) -> Question:
     _require_choice("recompute", request.recompute, ("auto", "none", "full"))
     _require_choice("reshard", request.reshard, ("auto", "always", "never"))
     _require_choice("objective", request.objective, ("time", "memory"))
-    _require_percent("root_percent", request.root_percent)
+    if request.root_percent is not None:
+        _require_percent("root_percent", request.root_percent)
     _require_choice("compile", request.compile, COMPILE)
     _require_choice("gradient_sync", request.gradient_sync, ("every", "last"))
     _require_choice("zero_grad", request.zero_grad, ("none", "zeros"))

@@ -16,6 +16,7 @@ from autoshard.planner import Found, baselines, search, with_small_root
 from autoshard.planner.small_root import root_bytes
 from autoshard.request import Question, Request, resolve
 from autoshard.simulate import profile_step, simulate
+from autoshard.sizes import format_ns
 from autoshard.verify import verify_plan
 
 VOCAB, WIDTH = 211, 13
@@ -106,6 +107,62 @@ def test_what_no_unit_may_own_is_told() -> None:
     assert "more than the 25%" in told.message
     share = VOCAB * WIDTH / (VOCAB * WIDTH + WIDTH * WIDTH + WIDTH)
     assert f"{share:.0%} of the parameter bytes" in told.message
+
+
+class Wide(nn.Module):
+    """Embedding and head of their own, each much larger than a layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.head = nn.Linear(width, VOCAB, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+IDS = ((torch.zeros(1, 5, dtype=torch.long),), {})
+
+
+def test_a_small_model_gets_a_small_root_unless_all_is_allowed() -> None:
+    request = Request(device="h100-80gb", devices=4)
+    plan = make_plan(Wide(WIDTH), IDS, request=request)
+    owner = {module: unit for unit in plan.units for module in unit.modules}
+    assert owner["embed"] != owner["head"]
+    total = sum(unit.num_bytes for unit in plan.units)
+    assert max(unit.num_bytes for unit in plan.units) < total / 2
+    (told,) = [each for each in plan.diagnostics if each.code == "AS304"]
+    fastest = make_plan(Wide(WIDTH), IDS, request=replace(request, root_percent=100))
+    assert [unit.modules for unit in fastest.units] == [("",)]
+    assert fastest.projection.step_ns < plan.projection.step_ns
+    for each in (plan, fastest):
+        assert format_ns(each.projection.step_ns) in told.message
+    assert "AS304" not in {each.code for each in fastest.diagnostics}
+
+
+def test_a_larger_model_is_planned_for_time_alone() -> None:
+    with torch.device("meta"):
+        model = Wide(1700)
+    assert sum(param.nbytes for param in model.parameters()) > 2**22
+    request = Request(device="h100-80gb", devices=4)
+    plan, all_allowed = (make_plan(model, IDS, request=each) for each in (request, replace(request, root_percent=100)))
+    assert plan.units == all_allowed.units
+
+
+def test_a_baseline_with_a_small_root_counts_too() -> None:
+    graph, analysis, question, found = _parts(Wide(WIDTH), 50)
+    found = _root_only(found, graph, question)
+    profile = profile_step(graph, question)
+    legal = [base for base in baselines(graph, analysis, question) if _is_legal(graph, analysis, base.decisions)]
+    small, _ = with_small_root(found, graph, analysis, question, profile, lambda d: True, legal)
+    total = sum(param.nbytes for param in graph.params)
+    rivals = [base.decisions for base in legal if root_bytes(base.decisions) <= total // 2]
+    assert rivals
+    assert all(small.timeline.step_ns <= simulate(graph, each, question, profile).step_ns for each in rivals)
 
 
 def test_nothing_that_breaks_a_rule_is_taken() -> None:
