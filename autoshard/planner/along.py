@@ -6,14 +6,13 @@ the sweep without a beam, up to a count of labels.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from autoshard.analysis.space import Analysis
 from autoshard.ir import ModelGraph
 from autoshard.planner.candidate import Candidate
 from autoshard.planner.frame import ChainSpace, RootChoice, to_candidate
 from autoshard.planner.labels import Tables, price
-from autoshard.planner.suffix import IMPOSSIBLE, Lists
+from autoshard.planner.suffix import IMPOSSIBLE
 from autoshard.planner.sweep import Sweeper
 from autoshard.planner.world import Option, Start
 from autoshard.request import Question
@@ -64,8 +63,7 @@ class ChainSearch:
 
     def __init__(self, graph: ModelGraph, analysis: Analysis, question: Question, profile: StepProfile) -> None:
         self.space = ChainSpace(graph, analysis, question, profile)
-        self.worlds: dict[tuple[RootChoice, int], tuple[Tables, Lists] | None] = {}
-        self.sums: dict[tuple[object, ...], Any] = {}
+        self.worlds: dict[tuple[RootChoice, int], Tables | None] = {}
         self.is_true: dict[RootChoice, bool] = {}
         every = set(self.space.recomputable) == set(analysis.space.recomputable)
         is_asked = graph.frontend != "tree" and question.num_shards > 1 and (every or question.recompute != "full")
@@ -74,7 +72,7 @@ class ChainSearch:
         self.is_chain = bool(self.choices)
         self.is_exact = self.is_chain and None not in self.worlds.values()
 
-    def _world(self, choice: RootChoice, longest: int) -> tuple[Tables, Lists] | None:
+    def _world(self, choice: RootChoice, longest: int) -> Tables | None:
         key = choice, longest
         if key not in self.worlds:
             self.worlds[key] = None
@@ -84,7 +82,7 @@ class ChainSearch:
                 if choice not in self.is_true:
                     self.is_true[choice] = self.space.is_true(choice, tables)
                 if self.is_true[choice]:
-                    self.worlds[key] = tables, Lists(world, self.sums)
+                    self.worlds[key] = tables
         return self.worlds[key]
 
     def fastest(self, allowed_bytes: int, known_ns: int | None) -> ChainAnswer:
@@ -101,7 +99,7 @@ class ChainSearch:
                 found = self._world(choice, longest) if bounds.get(choice, 0) < best.step_ns else None
                 if found is not None:
                     beams = BEAMS[:1] if longest < STAGES[-1] else (*BEAMS, None)
-                    bounds[choice] = _sweeps(found[0], Sweeper(found[0], allowed_bytes, found[1]), beams, best)
+                    bounds[choice] = _sweeps(found, Sweeper(found, allowed_bytes), beams, best)
         bound_ns = min(bounds.values(), default=0)
         if best.plan is None:
             return ChainAnswer(candidate=None, step_ns=0, peak_bytes=0, bound_ns=bound_ns)
@@ -121,7 +119,7 @@ class ChainSearch:
             for choice in self.choices:
                 found = self._world(choice, longest)
                 if found is not None:
-                    peak = Sweeper(found[0], IMPOSSIBLE, found[1]).least_peak(least)
+                    peak = Sweeper(found, IMPOSSIBLE).least_peak(least)
                     least = peak if least is None or peak < least else least
         return least
 

@@ -24,6 +24,9 @@ from autoshard.simulate.units import Reduction
 ALL_MASKS = 4
 """In a unit of at most so many places each set of them may recompute; in a longer one the first ones do."""
 
+LOW = -(1 << 62)
+"""In place of a peak where there is nothing."""
+
 
 def build_world(frame: Frame, chain: Chain, longest: int) -> World:
     """The world of a chain with units of up to ``longest`` neighbours."""
@@ -96,6 +99,7 @@ class _Builder:
             is_serial=self.is_serial,
             settled=self._settled(),
             ops_after=tuple(self._ops_after(border) for border in range(chain.num_borders)),
+            floor=self._floors(),
         )
 
     def _ops_after(self, border: int) -> tuple[int, int, int]:
@@ -117,16 +121,53 @@ class _Builder:
         leaves = [place for place in every_place(chain.places) if not place.parts]
         reduced = [0] * chain.num_borders
         for leaf in reversed(leaves):
-            _, reduction = self.unit((leaf,))
-            reduced[leaf.first] = reduced[leaf.stop]
-            if reduction is not None and not leaf.defers:
-                left = reduction.sharded_bytes
-                if self.setup.num_replicas > 1 and reduction.is_cast:
-                    left += reduction.output_bytes
-                reduced[leaf.first] += left - (reduction.unsharded_bytes - reduction.zeros_bytes)
+            reduced[leaf.first] = reduced[leaf.stop] + (0 if leaf.defers else self._reduced((leaf,)))
         forward = tuple(base + int(self.plain.level[at]) for at in chain.entered)
         backward = tuple(base + int(self.plain.level[at]) + reduced[border] for border, at in enumerate(chain.left))
         return forward, backward
+
+    def _reduced(self, members: Sequence[Place]) -> int:
+        """Bytes that are alive after a unit's reduction more than its whole gradients before it were."""
+        _, reduction = self.unit(members)
+        if reduction is None:
+            return 0
+        left = reduction.sharded_bytes
+        if self.setup.num_replicas > 1 and reduction.is_cast:
+            left += reduction.output_bytes
+        return left - (reduction.unsharded_bytes - reduction.zeros_bytes)
+
+    def _floors(self) -> tuple[int, ...]:
+        """By border: least bytes alive in backward beside what is kept, while the place that ends there computes.
+
+        The place behind the border has reduced its gradients, which are on their way, or shares the unit of the one
+        before it and is still unsharded. Those further behind hold at least their gradients, whole or as shards.
+        """
+        chain, space = self.chain, self.frame.analysis.space
+        pairs = frozenset(space.groupable)
+        leaves = [place for place in every_place(chain.places) if not place.parts]
+        least, behind = [0] * chain.num_borders, [0] * chain.num_borders
+        for leaf in reversed(leaves):
+            least[leaf.first] = least[leaf.stop] + (0 if leaf.defers else min(self._reduced((leaf,)), 0))
+        regular = chain.places[chain.num_deferred :]
+        outer = pieces(regular, space) if regular else ()
+        nexts: dict[int, list[int]] = {}
+        for siblings in (outer, *(pieces(piece[0].parts, space) for piece in outer if len(piece) == 1)):
+            before = ""
+            for piece in siblings:
+                unit, reduction = self.unit(piece)
+                first, stop = piece[0].first, piece[-1].stop
+                here = self._reduced(piece) + (reduction.input_bytes if reduction is not None else 0)
+                if (before, piece[0].module) in pairs:
+                    here = min(here, unit.unsharded_bytes)
+                nexts.setdefault(first, []).append(here + least[stop] - least[first])
+                before = piece[-1].module
+        for border, found in nexts.items():
+            behind[border] = max(min(found), 0)
+        base = self.backward_level[-1]
+        return tuple(
+            base + int(self.plain.level[at] - self.plain.level[chain.left[-1]]) + least[border] + behind[border]
+            for border, at in enumerate(chain.left)
+        )
 
     def _settled(self) -> tuple[int, ...]:
         """By border: what forward holds there is what was kept in forward (0), to backward (1), or the lesser (2)."""
@@ -290,9 +331,8 @@ class _Builder:
         backward.live -= self._root_missing(members)
         if reshard:
             backward.live += unit.buffer_bytes
-        hole = self._backward(backward, members, again, unit, reduction, reshard)
+        hole, ops_top = self._backward(backward, members, again, unit, reduction, reshard)
         tops = backward.tops
-        low = -(1 << 62)
         return Option(
             first=members[0].first,
             stop=members[-1].stop,
@@ -301,15 +341,16 @@ class _Builder:
             recompute=tuple(place.module for place, each in zip(members, again, strict=True) if each),
             forward=forward.clocks.matrix(FORWARD),
             ahead=hole[0],
+            ops_top=ops_top,
             after=backward.clocks.matrix(BACKWARD),
-            forward_top=forward.tops.get(0, low),
-            deferred_top=forward.tops.get(DEFERRED, low),
+            forward_top=forward.tops.get(0, LOW),
+            deferred_top=forward.tops.get(DEFERRED, LOW),
             held=held,
             kept=kept,
-            open_top=tops.get(INPUT, low),
+            open_top=tops.get(INPUT, LOW),
             prefetch_level=hole[1],
-            pending_top=tops.get(INPUT | AHEAD, low),
-            closed_top=tops.get(AHEAD, low),
+            pending_top=tops.get(INPUT | AHEAD, LOW),
+            closed_top=tops.get(AHEAD, LOW),
             buffer_bytes=unit.buffer_bytes,
             cast_bytes=unit.cast_bytes,
             copy_in_ns=unit.copy_in_ns,
@@ -383,8 +424,8 @@ class _Builder:
         unit: UnitSizes,
         reduction: Reduction | None,
         reshard: bool,
-    ) -> tuple[Matrix, int]:
-        """Backward of a unit from border to border; its clocks and bytes as the unit before is prefetched."""
+    ) -> tuple[tuple[Matrix, int], int]:
+        """Backward of a unit; clocks and bytes as the unit before is prefetched, and most bytes while it computes."""
         at = self.chain.left[members[-1].stop]
         self._run(track, at, members[-1].backward[0])
         track.hook(self.setup.unit_host_ns)
@@ -395,10 +436,11 @@ class _Builder:
         track.marks |= AHEAD
         self._root_after(track, members)
         self._ops_backward(track, members, again)
+        ops_top = track.tops.get(INPUT | AHEAD, LOW)
         track.post_backward(unit, reduction)
         self._run(track, members[0].backward[1], self.chain.left[members[0].first])
         track.split()
-        return hole
+        return hole, ops_top
 
     def _ops_backward(self, track: Track, members: Sequence[Place], again: Sequence[bool]) -> None:
         at = members[-1].backward[0]
@@ -558,14 +600,13 @@ class _Builder:
             before, level = self._hole(track)
             track.clocks.host = track.clocks.host - ahead_ns
         track.split()
-        low = -(1 << 62)
         return Turn(
             before=before,
             after=track.clocks.matrix(BACKWARD),
-            deferred_top=track.tops.get(DEFERRED, low),
-            top=track.tops.get(0, low),
+            deferred_top=track.tops.get(DEFERRED, LOW),
+            top=track.tops.get(0, LOW),
             prefetch_level=level,
-            pending_top=track.tops.get(AHEAD, low),
+            pending_top=track.tops.get(AHEAD, LOW),
         )
 
     def _is_root_last(self) -> bool:

@@ -2,9 +2,12 @@
 
 The end of the step is the longest of many paths, so any one path bounds it from below. What the places of a suffix add
 to a path on one stream is a sum, and each place chooses how much it keeps: with fewer bytes it is gathered again or
-recomputes. For every suffix the best sums for each number of bytes kept are a list (a knapsack solved exactly, jointly
-over recompute and reshard); a label looks up the bytes that it leaves. Two moments limit them: the turn, and the
-backward of the last unit, during which the parameters of the last places are unsharded whatever was decided.
+recomputes. A choice also *needs* room: the turn and the backward of each place have to find it beside what the places
+before have kept. So for every suffix there is a list, the least time for each room that it is given: a knapsack along
+the chain, solved exactly and jointly over recompute and reshard. A label looks up the room that it leaves.
+
+Only room that labels at a border can leave counts: in lists near the start, where little has been kept yet, and near
+the end, where little is left to choose, few entries remain.
 """
 
 from dataclasses import dataclass
@@ -12,20 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.planner.chain import Place
 from autoshard.planner.clocks import BACKWARD, FORWARD, NEVER
-from autoshard.planner.labels import (
-    AHEAD,
-    COMPUTE,
-    DUAL,
-    GATHER_NS,
-    HOST,
-    KEPT,
-    SHARD,
-)
+from autoshard.planner.labels import AHEAD, COMPUTE, DUAL, GATHER_NS, HOST, KEPT, SHARD
 from autoshard.planner.world import Option, World
 
 Column = npt.NDArray[np.int64]
+
+Step = tuple[int, int]
+"""A place that is no group: the borders from which to which it reaches."""
 
 IMPOSSIBLE = 1 << 60
 """Bound of a label from which no plan fits."""
@@ -35,123 +32,156 @@ _ARRIVAL_DUAL = DUAL + BACKWARD.index("arrival")
 _COMPUTE_DUAL = DUAL + BACKWARD.index("compute")
 _HOST_DUAL = DUAL + BACKWARD.index("host")
 PATHS = ("compute", "shard", "host")
-NUM_FORCED = 2
-"""Last places whose parameters are unsharded in the backward of the last unit: its own, and those prefetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """Least times by bytes kept: both sorted, the times falling; ``number`` tells lists apart."""
+    """Least times by room: both sorted, the times falling."""
 
-    kept: Column
+    need: Column
     time: Column
-    number: int = 0
 
 
-class Lists:
-    """The lists of one world, which no allowance changes; worlds with like ends share them through ``known``."""
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A place with its decisions, as a suffix sees it.
 
-    def __init__(self, world: World, known: dict[tuple[object, ...], _Best] | None = None) -> None:
-        self.world = world
-        self.known = {} if known is None else known
-        self.turn = _turn_times(world)
+    Attributes:
+        kept: bytes that it keeps to backward.
+        own: room that its own backward needs before it, and with its parameters ahead of the next one's.
+        work: time that it adds, by path.
+    """
+
+    kept: int
+    own: int
+    work: tuple[int, ...]
+
+
+class Bounds:
+    """Lower bounds of one world under one allowance.
+
+    Attributes:
+        first_need: by border: room that the backward of the next place needs, its prefetch included.
+    """
+
+    def __init__(self, world: World, allowed_bytes: int) -> None:
+        self.world, self.allowed = world, allowed_bytes
         self.single: dict[tuple[int, int], list[Option]] = {}
         for options in world.options:
             for option in options:
                 self.single.setdefault((option.first, option.stop), []).append(option)
-        self.forced = _forced(world)
-        self.excess = self._excess()
-        self.best = {(path, at_last): self._suffixes(path, at_last) for path in PATHS for at_last in (False, True)}
-
-    def _excess(self) -> int:
-        """Bytes that the backward of any last unit takes beside what is kept and the parameters that are forced."""
-        last = self.world.chain.num_borders - 1
-        found = []
-        for options in self.world.options:
-            for option in options:
-                if option.stop == last:
-                    covered = sum(size for first, size in self.forced.items() if first >= option.first)
-                    top = max(option.open_top, option.pending_top)
-                    found.append(top - (covered if option.reshard else 0))
-        return min(found, default=0)
-
-    def _suffixes(self, path: str, at_last: bool) -> list[_Best | None]:
-        chain = self.world.chain
-        lists: list[_Best | None] = [None] * chain.num_borders
-        rest = lists[chain.num_borders - 1] = _Best(np.zeros(1, np.int64), np.zeros(1, np.int64))
-        for piece in reversed(self.world.pieces):
-            inner = rest
-            if piece[0].module in self.world.parts:
-                for part in reversed(self.world.parts[piece[0].module]):
-                    inner = self._joined(inner, self._choices(part, path, at_last))
-                    lists[part[0].first] = inner
-            rest = lists[piece[0].first] = self._joined(rest, self._all_choices(piece, path, at_last))
-        return lists
-
-    def _joined(self, rest: _Best, choices: list[tuple[int, int]]) -> _Best:
-        """Best sums of a suffix with one more piece before it."""
-        key = rest.number, *choices
-        if key not in self.known:
-            self.known[key] = _joined(rest, choices, len(self.known) + 1)
-        return self.known[key]
-
-    def _all_choices(self, piece: tuple[Place, ...], path: str, at_last: bool) -> list[tuple[int, int]]:
-        """What a piece may keep and take, whole or cut into its parts."""
-        found = self._choices(piece, path, at_last)
-        if piece[0].module in self.world.parts:
-            sums = [(0, 0)]
-            for part in self.world.parts[piece[0].module]:
-                choices = self._choices(part, path, at_last)
-                sums = _thin([(kept + more, time + add) for kept, time in sums for more, add in choices])
-            found = found + sums
-        return _thin(found)
-
-    def _choices(self, piece: tuple[Place, ...], path: str, at_last: bool) -> list[tuple[int, int]]:
-        first, stop = piece[0].first, piece[-1].stop
-        forced = 0
-        if at_last:
-            forced = sum(size for border, size in self.forced.items() if first <= border < stop)
-        found = []
-        for option in self.single.get((first, stop), ()):
-            kept = option.kept + (forced if option.reshard else 0)
-            found.append((kept, option.work[PATHS.index(path)]))
-        return _thin(found)
-
-
-class Bounds:
-    """Lower bounds of one world under one allowance."""
-
-    def __init__(self, lists: Lists, allowed_bytes: int) -> None:
-        world = lists.world
-        self.world, self.lists = world, lists
-        turn, level = world.turn, world.forward_level[-1]
-        highest = max(turn.top, turn.pending_top, turn.prefetch_level)
-        self.room_turn = allowed_bytes - level - highest
-        # Of the places that are forced, the last one alone is surely prefetched at the turn.
-        spare = sum(size for first, size in lists.forced.items() if first != max(lists.forced))
-        last = max(world.backward_level[-1] + lists.excess, level + turn.pending_top - spare)
-        self.room_last = allowed_bytes - last
+        self.steps_from = _steps(world)
+        self.first_need = self._first_needs()
+        self.choices = {step: self._choices(step) for steps in self.steps_from for step in steps}
+        self.least_kept, self.most_kept = self._kept()
+        self.turn = _turn_times(world)
+        self.most = [self._most(path) for path in range(len(PATHS))]
+        self.lists: list[list[_Best | None] | None] = [None] * len(PATHS)
 
     def __call__(self, border: int, labels: Column) -> Column:
         """Least step time of any plan that continues each label."""
-        kept = labels[:, KEPT]
-        own = {
-            "compute": labels[:, COMPUTE] + labels[:, _COMPUTE_DUAL],
-            "host": labels[:, HOST] + labels[:, _HOST_DUAL],
-            "shard": labels[:, SHARD] + _through_prefetch(labels),
-        }
-        found = np.zeros(len(labels), np.int64)
-        for path in PATHS:
-            for at_last in (False, True):
-                best = self.lists.best[path, at_last][border]
-                if best is None:
-                    continue
-                room = (self.room_last if at_last else self.room_turn) - kept
-                place = np.searchsorted(best.kept, room, "right") - 1
-                rest = self.lists.turn[path] + self.world.ops_after[border][PATHS.index(path)]
-                bound = np.where(place < 0, IMPOSSIBLE, own[path] + rest + best.time[place])
-                found = np.maximum(found, bound)
+        own = (
+            labels[:, COMPUTE] + labels[:, _COMPUTE_DUAL],
+            labels[:, SHARD] + _through_prefetch(labels),
+            labels[:, HOST] + labels[:, _HOST_DUAL],
+        )
+        room = self.allowed - labels[:, KEPT]
+        found = np.where(self.first_need[border] + labels[:, AHEAD] > room, IMPOSSIBLE, 0)
+        for path, spent in enumerate(own):
+            rest = spent + (self.turn[path] + self.world.ops_after[border][path])
+            if path and int(rest.max(initial=0)) + self.most[path][border] <= int(found.min(initial=IMPOSSIBLE)):
+                continue
+            best = self._list(path)[border]
+            if best is None:
+                continue
+            if not len(best.need):
+                found[:] = IMPOSSIBLE
+            else:
+                place = np.searchsorted(best.need, room, "right") - 1
+                found = np.maximum(found, np.where(place < 0, IMPOSSIBLE, rest + best.time[place]))
         return found
+
+    def _list(self, path: int) -> list[_Best | None]:
+        found = self.lists[path]
+        if found is None:
+            found = self.lists[path] = self._suffixes(path)
+        return found
+
+    def _suffixes(self, path: int) -> list[_Best | None]:
+        world = self.world
+        last = world.chain.num_borders - 1
+        turn = world.forward_level[-1] + world.turn.top
+        lists: list[_Best | None] = [None] * (last + 1)
+        lists[last] = _Best(np.array([turn]), np.zeros(1, np.int64))
+        for border in reversed(range(last)):
+            terms = [
+                (rest, each.kept, each.own, each.work[path])
+                for first, stop in self.steps_from[border]
+                if (rest := lists[stop]) is not None
+                for each in self.choices[first, stop]
+            ]
+            if terms:
+                lists[border] = _joined(
+                    terms, self.allowed - self.most_kept[border], self.allowed - self.least_kept[border]
+                )
+        return lists
+
+    def _most(self, path: int) -> list[int]:
+        """By border: most that the places behind it add to a path."""
+        found = [0] * self.world.chain.num_borders
+        for border in reversed(range(len(found) - 1)):
+            ways = [
+                found[step[1]] + max(each.work[path] for each in self.choices[step])
+                for step in self.steps_from[border]
+            ]
+            found[border] = max(ways, default=0)
+        return found
+
+    def _first_needs(self) -> list[int]:
+        world = self.world
+        found = [IMPOSSIBLE] * world.chain.num_borders
+        found[-1] = world.forward_level[-1] + world.turn.pending_top
+        for border in range(len(found) - 1):
+            for step in self.steps_from[border]:
+                found[border] = min([found[border], *(self._own(option) for option in self.single[step])])
+        return found
+
+    def _own(self, option: Option) -> int:
+        """Room that the backward of a place needs, its prefetch by the next one left out."""
+        return option.kept + self.world.floor[option.stop] + option.ops_top
+
+    def _choices(self, step: Step) -> list[_Choice]:
+        found = []
+        for option in self.single[step]:
+            ahead = option.buffer_bytes if option.reshard else 0
+            own = max(self._own(option), self.first_need[option.stop] + option.kept + ahead)
+            found.append(_Choice(option.kept, own, option.work))
+        return found
+
+    def _kept(self) -> tuple[list[int], list[int]]:
+        """By border: least and most bytes that the places before it keep."""
+        world = self.world
+        least, most = [IMPOSSIBLE] * world.chain.num_borders, [-IMPOSSIBLE] * world.chain.num_borders
+        for start in world.starts:
+            least[start.stop] = min(least[start.stop], start.kept)
+            most[start.stop] = max(most[start.stop], start.kept)
+        for border in range(len(least)):
+            for first, stop in self.steps_from[border]:
+                kept = [each.kept for each in self.choices[first, stop]]
+                least[stop] = min(least[stop], least[border] + min(kept))
+                most[stop] = max(most[stop], most[border] + max(kept))
+        return least, most
+
+
+def _steps(world: World) -> list[list[Step]]:
+    """By border: pieces that begin there, whole and as parts of one that is cut."""
+    found: list[list[Step]] = [[] for _ in range(world.chain.num_borders)]
+    for siblings in (world.pieces, *world.parts.values()):
+        for piece in siblings:
+            step = piece[0].first, piece[-1].stop
+            if step not in found[step[0]]:
+                found[step[0]].append(step)
+    return found
 
 
 def _through_prefetch(labels: Column) -> Column:
@@ -161,56 +191,34 @@ def _through_prefetch(labels: Column) -> Column:
     return np.where(labels[:, AHEAD] > 0, np.maximum(ahead, dual), dual)
 
 
-def _turn_times(world: World) -> dict[str, int]:
+def _turn_times(world: World) -> tuple[int, ...]:
     """What the turn adds along each path."""
     before, after = world.turn.before, world.turn.after
-    found = {}
+    found = []
     for path in PATHS:
         one, two = FORWARD.index(path), BACKWARD.index(path)
         value = int((after[two] + before[:, one]).max())
-        found[path] = max(value, 0) if value > NEVER // 2 else 0
-    return found
+        found.append(max(value, 0) if value > NEVER // 2 else 0)
+    return tuple(found)
 
 
-def _forced(world: World) -> dict[int, int]:
-    """Parameter bytes of the last pieces, by the border at which each begins."""
-    last = world.chain.num_borders - 1
-    sizes = {(option.first, option.stop): option.buffer_bytes for options in world.options for option in options}
-    found: dict[int, int] = {}
-    stop = last
-    finest = [part for piece in world.pieces for part in _finest(world, piece)]
-    for piece in reversed(finest[-NUM_FORCED:]):
-        if piece[-1].stop != stop or (piece[0].first, stop) not in sizes:
-            break
-        found[piece[0].first] = sizes[piece[0].first, stop]
-        stop = piece[0].first
-    return found
+def _joined(terms: list[tuple[_Best, int, int, int]], low: int, high: int) -> _Best:
+    """Best sums of a suffix with one more place before it, from the room ``low`` to ``high`` that labels may leave.
 
-
-def _finest(world: World, piece: tuple[Place, ...]) -> tuple[tuple[Place, ...], ...]:
-    """A piece, or the pieces into which it is cut."""
-    if piece[0].module in world.parts:
-        return world.parts[piece[0].module]
-    return (piece,)
-
-
-def _thin(choices: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Choices of which none keeps as little and takes as short as another."""
-    found: list[tuple[int, int]] = []
-    for kept, time in sorted(choices):
-        if not found or time < found[-1][1]:
-            found.append((kept, time))
-    return found
-
-
-def _joined(rest: _Best, choices: list[tuple[int, int]], number: int) -> _Best:
-    if len(choices) == 1:
-        return _Best(rest.kept + choices[0][0], rest.time + choices[0][1], number)
-    kept = np.concatenate([rest.kept + each for each, _ in choices])
-    time = np.concatenate([rest.time + each for _, each in choices])
-    order = np.argsort(kept, kind="stable")
-    kept, time = kept[order], time[order]
+    Args:
+        terms: list of the rest, bytes kept, own need and time of each choice.
+        low: with so much room or less there is a label, so that what needs less needs nothing.
+        high: no label leaves more.
+    """
+    need = np.concatenate([np.maximum(rest.need + kept, own) for rest, kept, own, _ in terms])
+    time = np.concatenate([rest.time + more for rest, _, _, more in terms])
+    if need.max(initial=0) > high:
+        fits = need <= high
+        need, time = need[fits], time[fits]
+    need = np.where(need <= low, -IMPOSSIBLE, need)
+    order = np.lexsort((time, need))
+    need, time = need[order], time[order]
     least = np.minimum.accumulate(time)
     is_better = np.ones(len(time), bool)
     is_better[1:] = least[1:] < least[:-1]
-    return _Best(kept[is_better], time[is_better], number)
+    return _Best(need[is_better], time[is_better])

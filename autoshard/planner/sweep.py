@@ -25,7 +25,7 @@ from autoshard.planner.labels import (
     extend,
     start_label,
 )
-from autoshard.planner.suffix import IMPOSSIBLE, Bounds, Lists
+from autoshard.planner.suffix import IMPOSSIBLE, Bounds
 from autoshard.planner.world import Option, Start
 
 Ids = npt.NDArray[np.int64]
@@ -58,16 +58,14 @@ class Swept:
 class Sweeper:
     """Sweeps of one world under one allowance."""
 
-    def __init__(self, tables: Tables, allowed_bytes: int, lists: Lists | None = None) -> None:
+    def __init__(self, tables: Tables, allowed_bytes: int) -> None:
         self.world, self.allowed = tables.world, allowed_bytes
-        self.bounds = None if lists is None else Bounds(lists, allowed_bytes)
+        self.bounds = Bounds(tables.world, allowed_bytes)
         self.choices, self.finish = tables.choices, tables.finish
         self.most_input = [0 if found is None else int(found.bytes["input_bytes"].max()) for found in self.choices]
 
     def bound(self, border: int, labels: Column) -> Column:
         """Least step time from each label."""
-        if self.bounds is None:
-            return np.zeros(len(labels), np.int64)
         return self.bounds(border, labels)
 
     def root_bound(self) -> int:

@@ -40,6 +40,7 @@ class Option:
             input of the unit after it is alive.
         prefetch_level: bytes alive as that prefetch is issued.
         pending_top: most bytes alive while both are.
+        ops_top: the same, as far as its ops go.
         closed_top: most bytes alive after that input is gone, with the prefetched buffer.
         buffer_bytes: of its all-gather.
         cast_bytes: copy of its shards while the all-gather is issued.
@@ -66,6 +67,7 @@ class Option:
     open_top: int
     prefetch_level: int
     pending_top: int
+    ops_top: int
     closed_top: int
     buffer_bytes: int
     cast_bytes: int
@@ -153,6 +155,7 @@ class World:
         is_serial: nothing overlaps.
         ops_after: by border: time of the ops behind it in forward and backward that all plans run, on the compute
             stream, the communicator and the host.
+        floor: by border: least bytes alive in backward beside what is kept, while the place that ends there computes.
         settled: by border: what forward holds there is what was kept in forward (0), to backward (1), or the lesser of
             the two (2).
     """
@@ -171,6 +174,7 @@ class World:
     is_serial: bool
     settled: tuple[int, ...]
     ops_after: tuple[tuple[int, int, int], ...]
+    floor: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
