@@ -13,8 +13,8 @@ from autoshard.planner.candidate import Candidate
 from autoshard.planner.frame import ChainSpace, RootChoice, to_candidate
 from autoshard.planner.labels import Tables, price
 from autoshard.planner.suffix import IMPOSSIBLE
-from autoshard.planner.sweep import Sweeper
-from autoshard.planner.world import Option, Start
+from autoshard.planner.sweep import Sweeper, least_peak
+from autoshard.planner.world import Option, Start, World
 from autoshard.request import Question
 from autoshard.simulate import StepProfile
 
@@ -63,27 +63,22 @@ class ChainSearch:
 
     def __init__(self, graph: ModelGraph, analysis: Analysis, question: Question, profile: StepProfile) -> None:
         self.space = ChainSpace(graph, analysis, question, profile)
-        self.worlds: dict[tuple[RootChoice, int], Tables | None] = {}
+        self.worlds: dict[RootChoice, Tables | None] = {}
         self.is_true: dict[RootChoice, bool] = {}
         every = set(self.space.recomputable) == set(analysis.space.recomputable)
         is_asked = graph.frontend != "tree" and question.num_shards > 1 and (every or question.recompute != "full")
         self.choices = tuple(self.space.root_choices()) if is_asked else ()
-        self.choices = tuple(choice for choice in self.choices if self._world(choice, STAGES[0]) is not None)
+        self.choices = tuple(choice for choice in self.choices if self._world(choice) is not None)
         self.is_chain = bool(self.choices)
         self.is_exact = self.is_chain and None not in self.worlds.values()
 
-    def _world(self, choice: RootChoice, longest: int) -> Tables | None:
-        key = choice, longest
-        if key not in self.worlds:
-            self.worlds[key] = None
-            world = self.space.world(choice, DEPTH, longest) if self.is_true.get(choice, True) else None
-            if world is not None:
-                tables = Tables(world)
-                if choice not in self.is_true:
-                    self.is_true[choice] = self.space.is_true(choice, tables)
-                if self.is_true[choice]:
-                    self.worlds[key] = tables
-        return self.worlds[key]
+    def _world(self, choice: RootChoice) -> Tables | None:
+        if choice not in self.worlds:
+            world = self.space.world(choice, DEPTH)
+            tables = None if world is None else Tables(world)
+            is_true = tables is not None and self.space.is_true(choice, tables)
+            self.worlds[choice] = tables if is_true else None
+        return self.worlds[choice]
 
     def fastest(self, allowed_bytes: int, known_ns: int | None) -> ChainAnswer:
         """The fastest plan along the chain.
@@ -93,20 +88,21 @@ class ChainSearch:
             known_ns: step time of the best plan known that fits, ``None`` if none is.
         """
         best = _Best(IMPOSSIBLE if known_ns is None else known_ns)
+        worlds = ((choice, self.worlds[choice]) for choice in self.choices)
+        sweepers = {choice: Sweeper(tables, allowed_bytes) for choice, tables in worlds if tables is not None}
         bounds: dict[RootChoice, int] = {}
         for longest in STAGES:
-            for choice in self.choices:
-                found = self._world(choice, longest) if bounds.get(choice, 0) < best.step_ns else None
-                if found is not None:
-                    beams = BEAMS[:1] if longest < STAGES[-1] else (*BEAMS, None)
-                    bounds[choice] = _sweeps(found, Sweeper(found, allowed_bytes), beams, best)
+            beams = BEAMS[:1] if longest < STAGES[-1] else (*BEAMS, None)
+            for choice, sweeper in sweepers.items():
+                if bounds.get(choice, 0) < best.step_ns:
+                    bounds[choice] = _sweeps(sweeper, longest, beams, best)
         bound_ns = min(bounds.values(), default=0)
         if best.plan is None:
             return ChainAnswer(candidate=None, step_ns=0, peak_bytes=0, bound_ns=bound_ns)
         tables, start, options = best.plan
-        step_ns, peak_bytes = price(tables, start, list(options))
+        step_ns, peak_bytes = price(tables, start, options)
         return ChainAnswer(
-            candidate=to_candidate(tables.world, start, list(options)),
+            candidate=to_candidate(tables.world, start, options),
             step_ns=step_ns,
             peak_bytes=peak_bytes,
             bound_ns=bound_ns,
@@ -115,29 +111,37 @@ class ChainSearch:
     def least_peak(self) -> int | None:
         """The lowest peak of all plans along the chain; ``None`` if the model is no chain."""
         least: int | None = None
-        for longest in (STAGES[0], STAGES[-1]):
+        for longest in STAGES:
             for choice in self.choices:
-                found = self._world(choice, longest)
-                if found is not None:
-                    peak = Sweeper(found, IMPOSSIBLE).least_peak(least)
-                    least = peak if least is None or peak < least else least
+                tables = self.worlds[choice]
+                if tables is not None:
+                    least = least_peak(tables, longest, IMPOSSIBLE if least is None else least)
         return least
 
 
-def _sweeps(tables: Tables, sweeper: Sweeper, beams: tuple[int | None, ...], best: _Best) -> int:
+def _sweeps(sweeper: Sweeper, longest: int, beams: tuple[int | None, ...], best: _Best) -> int:
     """Sweeps one world; the least time that any of its plans can take.
 
-    The bound of the first label holds for groups of any length; what a beam proves holds for those of its world.
+    The bound of the first label holds for groups of any length; what a beam proves holds for those that it looked at.
     """
     bound_ns = sweeper.root_bound()
     proved_ns = bound_ns
-    is_large = sum(map(len, tables.world.options)) > FEW_OPTIONS
+    tables = sweeper.tables
     for beam in beams:
         open_ns = best.step_ns - proved_ns
-        if open_ns <= 0 or (is_large and open_ns * HOPELESS.get(beam, 0) > best.step_ns):
+        if open_ns <= 0 or (open_ns * HOPELESS.get(beam, 0) > best.step_ns and _is_large(tables.world, longest)):
             break
-        swept = sweeper.sweep(best.step_ns, beam, MAX_LABELS if beam is None else None)
+        swept = sweeper.sweep(longest, best.step_ns, beam, MAX_LABELS if beam is None else None)
         proved_ns = max(proved_ns, swept.bound_ns)
         if swept.start is not None:
             best.step_ns, best.plan = swept.step_ns, (tables, swept.start, swept.options)
     return proved_ns if None in beams else bound_ns
+
+
+def _is_large(world: World, longest: int) -> bool:
+    count = 0
+    for border in range(world.chain.num_borders):
+        count += len(world.options(border, longest))
+        if count > FEW_OPTIONS:
+            return True
+    return False

@@ -5,20 +5,18 @@ account: each byte that one of these functions allocates another one frees.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
 
 import numpy as np
 
 from autoshard.analysis.space import LegalSpace
-from autoshard.cost import gather_wires, rates, scatter_wires
-from autoshard.ir.tree import Tree
-from autoshard.plan.schema import Unit
+from autoshard.cost import gather_wires, scatter_wires
 from autoshard.planner.chain import Chain, Place, every_place, groups, pieces
 from autoshard.planner.clocks import BACKWARD, FORWARD, Clocks, Matrix
-from autoshard.planner.track import AHEAD, DEFERRED, INPUT, Curve, Stretch, Track
-from autoshard.planner.world import Frame, Option, Start, Turn, World
-from autoshard.simulate import Links, Setup, Sizer, UnitSizes, in_fsdp_order
+from autoshard.planner.stock import Stock
+from autoshard.planner.track import AHEAD, DEFERRED, INPUT, Track
+from autoshard.planner.world import Frame, Option, Piece, Siblings, Start, Turn, World
+from autoshard.simulate import Setup, UnitSizes
 from autoshard.simulate.units import Reduction
 
 ALL_MASKS = 4
@@ -28,91 +26,79 @@ LOW = -(1 << 62)
 """In place of a peak where there is nothing."""
 
 
-def build_world(frame: Frame, chain: Chain, longest: int) -> World:
-    """The world of a chain with units of up to ``longest`` neighbours."""
-    return _Builder(frame, chain).world(longest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Again:
-    """A place that recomputes.
-
-    Attributes:
-        forward: its forward.
-        held: bytes that it keeps in forward more than if it did not recompute.
-        kept: the same to backward.
-        pieces: its backward, cut where hooks run again.
-    """
-
-    forward: Stretch
-    held: int
-    kept: int
-    pieces: tuple[Stretch, ...]
+def build_world(frame: Frame, chain: Chain, stock: Stock) -> World:
+    """The world of a chain."""
+    return _Builder(frame, chain, stock).world()
 
 
 class _Builder:
-    """Numbers of one chain; units of like places are written down once."""
+    """Numbers of one chain; units of like places are written down once, and only those that are asked for."""
 
-    def __init__(self, frame: Frame, chain: Chain) -> None:
-        self.frame, self.chain = frame, chain
+    def __init__(self, frame: Frame, chain: Chain, stock: Stock) -> None:
+        self.frame, self.chain, self.stock = frame, chain, stock
         setup: Setup = frame.reference.setup
         self.setup, self.root = setup, setup.units[-1]
         self.is_serial = setup.is_serial
-        self.tree = Tree.of(frame.graph)
-        reached = rates(frame.question.profile, frame.graph.compute_dtype)
-        links = Links(shard=self.root.shard, replicate=self.root.replicate, rates=reached)
-        self.sizer = Sizer(self.tree, frame.decisions, links)
-        self.plain = Curve(frame.profile, setup.gradient_bytes)
-        self.again = None if frame.again is None else Curve(frame.again, setup.gradient_bytes)
-        self.moments = {moment.key for moment in frame.profile.gradients}
-        self.units: dict[tuple[str, ...], tuple[UnitSizes, Reduction | None]] = {}
+        self.plain, self.again = stock.plain, stock.again
+        self.unit, self.repeat = stock.unit, stock.repeat
+        self.rows = self._rows()
         self.forward_level, self.backward_level = self._levels()
+        self.begins: list[list[tuple[Siblings, int]]] = [[] for _ in range(chain.num_borders)]
+        for row in self.rows:
+            for index, piece in enumerate(row.pieces):
+                self.begins[piece.first].append((row, index))
         self.known: dict[tuple[int, ...], tuple[Option, ...]] = {}
-        self.kinds: dict[str, int] = {}
-        self.numbers: dict[object, int] = {}
-        self.repeated: dict[str, _Again | None] = {}
+        self.at_border: dict[tuple[tuple[int, ...], ...], tuple[Option, ...]] = {}
+        self.heads: dict[int, tuple[Start, ...]] = {}
 
-    def world(self, longest: int) -> World:
-        """All of it."""
-        chain, space = self.chain, self.frame.analysis.space
-        options: list[list[Option]] = [[] for _ in range(chain.num_borders)]
-        regular = chain.places[chain.num_deferred :]
-        alone = [piece[0] for piece in (pieces(regular, space) if regular else ()) if len(piece) == 1]
-        cut = {place.module: place.parts for place in alone if place.parts}
-        for siblings in (regular, *cut.values()) if regular else ():
-            for members in groups(siblings, space, longest):
-                options[members[0].first] += self._options(members)
-        starts = tuple(self._starts(longest))
-        every = [option for found in options for option in found]
+    def world(self) -> World:
+        """All that is not written down on demand."""
+        chain = self.chain
+        every = [piece.places for row in self.rows for piece in row.pieces]
         return World(
             chain=chain,
-            pieces=pieces(regular, space) if regular else (),
-            parts={module: pieces(parts, space) for module, parts in cut.items()},
-            starts=starts,
-            options=tuple(tuple(found) for found in options),
+            rows=self.rows,
             turn=self._turn(),
             forward_level=self.forward_level,
             backward_level=self.backward_level,
             reshards_root=self.root.reshard,
-            has_input=self.root.num_shards > 1 and all(option.reduces for option in every),
+            has_input=self.root.num_shards > 1 and all(self.unit(piece)[1] is not None for piece in every),
             replicas=self.setup.num_replicas,
             is_serial=self.is_serial,
             settled=self._settled(),
             ops_after=tuple(self._ops_after(border) for border in range(chain.num_borders)),
             floor=self._floors(),
+            make_options=self.options,
+            make_starts=self.starts,
         )
 
+    def _rows(self) -> tuple[Siblings, ...]:
+        """The outermost places behind those at the head that stay to the end, and the parts of each that is cut."""
+        space, regular = self.frame.analysis.space, self.chain.places[self.chain.num_deferred :]
+        if not regular:
+            return ()
+        outer = pieces(regular, space)
+        cut = [pieces(piece[0].parts, space) for piece in outer if len(piece) == 1 and piece[0].parts]
+        return tuple(self._row(row, level=int(index > 0)) for index, row in enumerate([outer, *cut]))
+
+    def _row(self, row: tuple[tuple[Place, ...], ...], level: int) -> Siblings:
+        joins = [(one[-1].module, two[0].module) in self.stock.pairs for one, two in pairwise(row)]
+        found = tuple(
+            Piece(places=places, first=places[0].first, stop=places[-1].stop, kind=self._likeness(places))
+            for places in row
+        )
+        return Siblings(pieces=found, joins=(*joins, False), level=level)
+
     def _ops_after(self, border: int) -> tuple[int, int, int]:
-        chain = self.chain
-        forward = self.plain.stretch(chain.entered[border], chain.entered[-1])
-        backward = self.plain.stretch(chain.left[-1], chain.left[border])
-        compute = forward.compute_ns + backward.compute_ns
-        launch = forward.launch_ns + backward.launch_ns
+        chain, profile = self.chain, self.plain.profile
+        stretches = (chain.entered[border], chain.entered[-1]), (chain.left[-1], chain.left[border])
+        compute = sum(profile.elapsed_ns[stop] - profile.elapsed_ns[first] for first, stop in stretches)
+        launch = profile.launch_ns * sum(profile.launched[stop] - profile.launched[first] for first, stop in stretches)
         if self.is_serial:
             return (compute + launch,) * 3
         return compute, 0, launch
 
-    # -- levels and units
+    # -- levels
 
     def _levels(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Bytes alive at each border beside what is kept; the root's unsharded parameters are in both."""
@@ -121,20 +107,10 @@ class _Builder:
         leaves = [place for place in every_place(chain.places) if not place.parts]
         reduced = [0] * chain.num_borders
         for leaf in reversed(leaves):
-            reduced[leaf.first] = reduced[leaf.stop] + (0 if leaf.defers else self._reduced((leaf,)))
+            reduced[leaf.first] = reduced[leaf.stop] + (0 if leaf.defers else self.stock.reduced((leaf,)))
         forward = tuple(base + int(self.plain.level[at]) for at in chain.entered)
         backward = tuple(base + int(self.plain.level[at]) + reduced[border] for border, at in enumerate(chain.left))
         return forward, backward
-
-    def _reduced(self, members: Sequence[Place]) -> int:
-        """Bytes that are alive after a unit's reduction more than its whole gradients before it were."""
-        _, reduction = self.unit(members)
-        if reduction is None:
-            return 0
-        left = reduction.sharded_bytes
-        if self.setup.num_replicas > 1 and reduction.is_cast:
-            left += reduction.output_bytes
-        return left - (reduction.unsharded_bytes - reduction.zeros_bytes)
 
     def _floors(self) -> tuple[int, ...]:
         """By border: least bytes alive in backward beside what is kept, while the place that ends there computes.
@@ -142,25 +118,21 @@ class _Builder:
         The place behind the border has reduced its gradients, which are on their way, or shares the unit of the one
         before it and is still unsharded. Those further behind hold at least their gradients, whole or as shards.
         """
-        chain, space = self.chain, self.frame.analysis.space
-        pairs = frozenset(space.groupable)
+        chain = self.chain
         leaves = [place for place in every_place(chain.places) if not place.parts]
         least, behind = [0] * chain.num_borders, [0] * chain.num_borders
         for leaf in reversed(leaves):
-            least[leaf.first] = least[leaf.stop] + (0 if leaf.defers else min(self._reduced((leaf,)), 0))
-        regular = chain.places[chain.num_deferred :]
-        outer = pieces(regular, space) if regular else ()
+            least[leaf.first] = least[leaf.stop] + (0 if leaf.defers else min(self.stock.reduced((leaf,)), 0))
         nexts: dict[int, list[int]] = {}
-        for siblings in (outer, *(pieces(piece[0].parts, space) for piece in outer if len(piece) == 1)):
-            before = ""
-            for piece in siblings:
-                unit, reduction = self.unit(piece)
-                first, stop = piece[0].first, piece[-1].stop
-                here = self._reduced(piece) + (reduction.input_bytes if reduction is not None else 0)
-                if (before, piece[0].module) in pairs:
+        for row in self.rows:
+            joins = False
+            for piece, joins_next in zip(row.pieces, row.joins, strict=True):
+                unit, reduction = self.unit(piece.places)
+                here = self.stock.reduced(piece.places) + (reduction.input_bytes if reduction is not None else 0)
+                if joins:
                     here = min(here, unit.unsharded_bytes)
-                nexts.setdefault(first, []).append(here + least[stop] - least[first])
-                before = piece[-1].module
+                nexts.setdefault(piece.first, []).append(here + least[piece.stop] - least[piece.first])
+                joins = joins_next
         for border, found in nexts.items():
             behind[border] = max(min(found), 0)
         base = self.backward_level[-1]
@@ -176,7 +148,7 @@ class _Builder:
             return tuple(found)
         held = kept = 0
         for place in self.chain.places:
-            again = self._again(place)
+            again = self.repeat(place)
             if again is not None:
                 held, kept = held + again.held, kept + again.kept
             at = self.chain.entered[place.stop]
@@ -186,31 +158,6 @@ class _Builder:
                 found[border] = found[place.first]
         return tuple(found)
 
-    def unit(self, members: Sequence[Place]) -> tuple[UnitSizes, Reduction | None]:
-        """Sizes of a unit, and its reduction."""
-        modules = tuple(place.module for place in members)
-        if modules not in self.units:
-            keys = tuple(key for place in members for key in place.keys)
-            dims = self.frame.analysis.space.shard_dims
-            unit = Unit(
-                modules=modules,
-                reshard=True,
-                num_params=len(keys),
-                num_bytes=0,
-                digest="",
-                shard_dims={key: dims[key] for key in keys if key in dims},
-            )
-            sizes = self.sizer.sizes(unit, in_fsdp_order(self.tree, unit, keys))
-            self.units[modules] = sizes, self._reduction(sizes)
-        return self.units[modules]
-
-    def _reduction(self, sizes: UnitSizes) -> Reduction | None:
-        present = {key for key in sizes.keys if key in self.moments}
-        unused: set[str] = set()
-        if self.frame.decisions.reduce_unused:
-            unused = {key for key, _ in sizes.gradients} - present
-        return sizes.reduction(present, unused)
-
     def _track(self, names: tuple[str, ...], marks: int) -> Track:
         return Track(Clocks.start(names, self.is_serial), self.setup.num_replicas, marks=marks)
 
@@ -219,71 +166,61 @@ class _Builder:
 
     # -- options
 
-    def _options(self, members: tuple[Place, ...]) -> Iterator[Option]:
-        key = self._likeness(members)
-        if key not in self.known:
-            self.known[key] = tuple(self._thin(self._new_options(members)))
-        for option in self.known[key]:
-            yield _moved(option, members, self.known[key][0])
+    def options(self, border: int, longest: int) -> tuple[Option, ...]:
+        """Units of up to ``longest`` neighbours that begin at a border; those of like borders are the same ones."""
+        windows = [(row.level, row.window(index, longest)) for row, index in self.begins[border]]
+        key = tuple((level, *self._kinds(window)) for level, window in windows)
+        if key not in self.at_border:
+            found: list[Option] = []
+            for level, window in windows:
+                for count in range(1, len(window) + 1):
+                    found += self._options(level, window[:count])
+            self.at_border[key] = tuple(found)
+        return self.at_border[key]
 
-    def _likeness(self, members: tuple[Place, ...]) -> tuple[int, ...]:
-        """What an option's numbers depend on: whether it is the last, kinds of places and of the ops around them."""
-        chain = self.chain
-        at, left = chain.entered[members[0].first], chain.left[members[-1].stop]
-        found = [int(members[-1].stop == chain.num_borders - 1)]
-        for place in members:
-            found += [self._ops_kind(at, place.forward[0]), self._kind(place)]
+    def _options(self, level: int, window: tuple[Piece, ...]) -> tuple[Option, ...]:
+        key = level, *self._kinds(window)
+        known = self.known if key[1] else self.stock.options
+        if key not in known:
+            known[key] = tuple(self._thin(self._new_options(level, window)))
+        return known[key]
+
+    def _kinds(self, window: tuple[Piece, ...]) -> tuple[int, ...]:
+        """What the numbers of its options depend on: whether it is the last, and its kinds."""
+        return int(window[-1].stop == self.chain.num_borders - 1), *(piece.kind for piece in window)
+
+    def _likeness(self, piece: tuple[Place, ...]) -> int:
+        """What an option's numbers depend on: kinds of places and of the ops around them."""
+        chain, stock = self.chain, self.stock
+        at, left = chain.entered[piece[0].first], chain.left[piece[-1].stop]
+        found = []
+        for place in piece:
+            found += [stock.between(at, place.forward[0]), stock.kind(place)]
             at = place.forward[1]
-        found.append(self._ops_kind(at, chain.entered[members[-1].stop]))
-        for place in reversed(members):
-            found.append(self._ops_kind(left, place.backward[0]))
+        found.append(stock.between(at, chain.entered[piece[-1].stop]))
+        for place in reversed(piece):
+            found.append(stock.between(left, place.backward[0]))
             left = place.backward[1]
-        found.append(self._ops_kind(left, chain.left[members[0].first]))
-        return tuple(found)
+        found.append(stock.between(left, chain.left[piece[0].first]))
+        found += [place.stop - place.first for place in piece]
+        return stock.number(tuple(found))
 
-    def _ops_kind(self, first: int, stop: int) -> int:
-        return self._number(self.plain.stretch(first, stop)) if first < stop else -1
-
-    def _kind(self, place: Place) -> int:
-        """Places of one kind have like parameters and like ops."""
-        found = self.kinds.get(place.module)
-        if found is None:
-            space, params = self.frame.analysis.space, self.tree.params
-            must = frozenset(space.must_reshard)
-            keys = sorted(place.keys, key=self.tree.held_order.__getitem__)
-            like = tuple(
-                (
-                    params[key].shape,
-                    params[key].dtype,
-                    params[key].requires_grad,
-                    space.shard_dims.get(key, 0),
-                    key in self.moments,
-                    key in must,
-                )
-                for key in keys
-            )
-            ops = self.plain.stretch(*place.forward), self.plain.stretch(*place.backward)
-            found = self.kinds[place.module] = self._number((like, ops, self._again(place)))
-        return found
-
-    def _number(self, like: object) -> int:
-        return self.numbers.setdefault(like, len(self.numbers))
-
-    def _new_options(self, members: tuple[Place, ...]) -> Iterator[Option]:
+    def _new_options(self, level: int, window: tuple[Piece, ...]) -> Iterator[Option]:
+        members = tuple(place for piece in window for place in piece.places)
         for again in self._masks(members):
             for reshard in self._reshards(members):
-                yield self._option(members, again, reshard)
+                yield self._option(level, len(window), members, again, reshard)
 
     def _reshards(self, members: Sequence[Place]) -> tuple[bool, ...]:
-        space, asked = self.frame.analysis.space, self.frame.question.reshard
-        if asked == "always" or not set(space.must_reshard).isdisjoint(key for place in members for key in place.keys):
+        asked = self.frame.question.reshard
+        if asked == "always" or not self.stock.must_reshard.isdisjoint(key for place in members for key in place.keys):
             return (True,)
         return (False,) if asked == "never" else (True, False)
 
     def _masks(self, members: Sequence[Place]) -> Iterator[tuple[bool, ...]]:
         """Which members recompute."""
         asked = self.frame.question.recompute
-        may = [place.recomputes and self._again(place) is not None for place in members]
+        may = [place.recomputes and self.repeat(place) is not None for place in members]
         if asked == "none" or self.again is None:
             yield (False,) * len(members)
         elif asked == "full":
@@ -295,35 +232,9 @@ class _Builder:
                 left = iter(range(sum(may)))
                 yield tuple(each and next(left) < count for each in may)
 
-    def _again(self, place: Place) -> "_Again | None":
-        """How a place runs that recomputes; ``None`` if it may not, or cannot be taken by itself."""
-        if place.module not in self.repeated:
-            self.repeated[place.module] = self._new_again(place)
-        return self.repeated[place.module]
-
-    def _new_again(self, place: Place) -> "_Again | None":
-        if self.again is None or not place.recomputes:
-            return None
-        profile = self.again.profile
-        runs = profile.runs.get(place.module, ())
-        if len(runs) != 1 or runs[0].backward is None:
-            return None
-        first, stop = runs[0].backward
-        cuts = {first, stop}
-        for again_first, again_stop in profile.replays.get(place.module, ()):
-            if again_first < first or again_stop > stop:
-                return None
-            cuts |= {again_first, again_stop}
-        forward = self.again.stretch(*place.forward)
-        runs_again = tuple(self.again.stretch(*piece) for piece in pairwise(sorted(cuts)))
-        return _Again(
-            forward=forward,
-            held=forward.end - self.plain.stretch(*place.forward).end,
-            kept=self.plain.stretch(*place.backward).end - sum(piece.end for piece in runs_again),
-            pieces=runs_again,
-        )
-
-    def _option(self, members: tuple[Place, ...], again: tuple[bool, ...], reshard: bool) -> Option:
+    def _option(
+        self, level: int, count: int, members: tuple[Place, ...], again: tuple[bool, ...], reshard: bool
+    ) -> Option:
         unit, reduction = self.unit(members)
         forward = self._track(FORWARD, DEFERRED)
         held, kept = self._forward(forward, members, again, unit, reshard)
@@ -334,11 +245,11 @@ class _Builder:
         hole, ops_top = self._backward(backward, members, again, unit, reduction, reshard)
         tops = backward.tops
         return Option(
-            first=members[0].first,
-            stop=members[-1].stop,
-            modules=unit.modules,
+            level=level,
+            count=count,
+            length=members[-1].stop - members[0].first,
             reshard=reshard,
-            recompute=tuple(place.module for place, each in zip(members, again, strict=True) if each),
+            again=again,
             forward=forward.clocks.matrix(FORWARD),
             ahead=hole[0],
             ops_top=ops_top,
@@ -371,7 +282,7 @@ class _Builder:
         """Time that no plan with this unit avoids on each stream beside the ops that all plans run."""
         compute = launch = 0
         for place, repeats in zip(members, again, strict=True):
-            found = self._again(place) if repeats else None
+            found = self.repeat(place) if repeats else None
             if found is not None:
                 for piece in (found.forward, *found.pieces):
                     compute, launch = compute + piece.compute_ns, launch + piece.launch_ns
@@ -402,7 +313,7 @@ class _Builder:
                 track.gather(unit)
                 track.copy_out(unit, is_deferred=True)
             if repeats:
-                found = self._again(place)
+                found = self.repeat(place)
                 assert found is not None
                 track.run(found.forward)
                 held, kept = held + found.held, kept + found.kept
@@ -446,7 +357,7 @@ class _Builder:
         at = members[-1].backward[0]
         for place, repeats in zip(reversed(members), reversed(again), strict=True):
             self._run(track, at, place.backward[0])
-            found = self._again(place) if repeats else None
+            found = self.repeat(place) if repeats else None
             if found is not None:
                 for index, piece in enumerate(found.pieces):
                     if index:
@@ -459,11 +370,11 @@ class _Builder:
     def _thin(self, options: Iterator[Option]) -> list[Option]:
         """Options of one unit that are not worse than another one in everything."""
         kept: list[Option] = []
-        for option in sorted(options, key=lambda each: (len(each.recompute), each.recompute)):
+        for option in sorted(options, key=lambda each: (sum(each.again), each.again)):
             if not any(_dominates(other, option) for other in kept):
                 kept = [other for other in kept if not _dominates(option, other)]
                 kept.append(option)
-        return sorted(kept, key=lambda each: (not each.reshard, len(each.recompute), each.recompute))
+        return sorted(kept, key=lambda each: (not each.reshard, sum(each.again), each.again))
 
     # -- both ends
 
@@ -480,7 +391,7 @@ class _Builder:
 
     def _epilogue(self, track: Track, deferred: Sequence[tuple[UnitSizes, Reduction | None]]) -> None:
         """The final callback and the optimizer: the root first, then what stayed to the end."""
-        waiting = [*([(self.root, self._reduction(self.root))] if self.root.keys else ()), *deferred]
+        waiting = [*([(self.root, self.stock.reduction(self.root))] if self.root.keys else ()), *deferred]
         for unit, reduction in waiting:
             track.post_backward(unit, reduction)
             track.clocks.finish()
@@ -488,6 +399,12 @@ class _Builder:
             track.clocks.finish()
         track.release()
         track.clocks.optimize(self.setup.optimizer.step_ns)
+
+    def starts(self, longest: int) -> tuple[Start, ...]:
+        """What may stand before the first option, where units have up to ``longest`` neighbours."""
+        if longest not in self.heads:
+            self.heads[longest] = tuple(self._starts(longest))
+        return self.heads[longest]
 
     def _starts(self, longest: int) -> Iterator[Start]:
         head = self.chain.places[: self.chain.num_deferred]
@@ -535,7 +452,7 @@ class _Builder:
         is_ahead = bool(chosen) and chosen[-1][2]
         return Start(
             stop=stop,
-            units=tuple((unit.modules, reshard) for (unit, _), (_, _, reshard) in zip(units, chosen, strict=True)),
+            units=tuple((tuple(place.module for place in members), reshard) for members, _, reshard in chosen),
             recompute=tuple(
                 place.module for members, again, _ in chosen for place, each in zip(members, again, strict=True) if each
             ),
@@ -653,20 +570,6 @@ def _partitions(chain: Chain, space: LegalSpace, longest: int) -> Iterator[tuple
                 yield (members, *rest)
 
     yield from visit(0)
-
-
-def _moved(option: Option, members: tuple[Place, ...], like: Option) -> Option:
-    """An option of like places, on these."""
-    modules = tuple([place.module for place in members])
-    if modules == like.modules:
-        return option
-    changed: dict[str, object] = {"first": members[0].first, "stop": members[-1].stop, "modules": modules}
-    if option.recompute:
-        names = dict(zip(like.modules, modules, strict=True))
-        changed["recompute"] = tuple([names[module] for module in option.recompute])
-    found = object.__new__(Option)  # thousands are made, and most of their fields are shared
-    found.__dict__.update(option.__dict__ | changed)
-    return found
 
 
 _BYTES = ("forward_top", "deferred_top", "held", "kept", "open_top", "prefetch_level", "pending_top", "closed_top")

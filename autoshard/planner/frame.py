@@ -4,7 +4,7 @@ What is decided once and paid everywhere is enumerated here, outside the sweep: 
 whether it reshards. A world is used only if it prices its reference plan as the fold does, to the nanosecond and byte.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -14,6 +14,7 @@ from autoshard.planner.build import build_world
 from autoshard.planner.candidate import Candidate, candidate, decide
 from autoshard.planner.chain import Chain, find_chain, pieces, spine
 from autoshard.planner.labels import Tables, price
+from autoshard.planner.stock import Stock
 from autoshard.planner.world import Frame, Option, Start, World
 from autoshard.request import Question
 from autoshard.simulate import StepProfile, profile_step, simulate
@@ -61,6 +62,7 @@ class ChainSpace:
             self.recomputable = ()
         self.again: StepProfile | None = None
         self.frames: dict[RootChoice, Frame] = {}
+        self.stock: Stock | None = None
         self.has_again = False
 
     def root_choices(self) -> Iterator[RootChoice]:
@@ -115,14 +117,15 @@ class ChainSpace:
         frame = self.frames.get(choice)
         return frame is not None and _reference_price(tables, frame) in (None, _price(frame))
 
-    def world(self, choice: RootChoice, depth: int, longest: int) -> World | None:
+    def world(self, choice: RootChoice, depth: int) -> World | None:
         """The world of a choice, ``None`` if the model is no chain under it."""
         chain = self.chain(choice, depth)
         if chain is None:
             return None
-        if choice not in self.frames:
-            self.frames[choice] = self.frame(choice, chain)
-        return build_world(self.frames[choice], chain, longest)
+        frame = self.frames[choice] = self.frame(choice, chain)
+        if self.stock is None:
+            self.stock = Stock(frame)
+        return build_world(frame, chain, self.stock)
 
 
 def _price(frame: Frame) -> tuple[int, int]:
@@ -133,27 +136,36 @@ def _reference_price(tables: Tables, frame: Frame) -> tuple[int, int] | None:
     """Price of the frame's reference plan in the world; ``None`` if it does not stand in it."""
     world = tables.world
     wanted = {unit.modules: unit.reshard for unit in frame.decisions.units}
-    start = next((each for each in world.starts if all(wanted.get(m) == r for m, r in each.units)), None)
+    start = next((each for each in world.starts(1) if all(wanted.get(m) == r for m, r in each.units)), None)
     if start is None or start.recompute:
         return None
     options: list[Option] = []
     border = start.stop
     while border < world.chain.num_borders - 1:
         found = [
-            each for each in world.options[border] if wanted.get(each.modules) == each.reshard and not each.recompute
+            each
+            for each in world.options(border, 1)
+            if not any(each.again) and wanted.get(world.modules(border, each)) == each.reshard
         ]
         if not found:
             return None
         options.append(found[0])
-        border = found[0].stop
+        border += found[0].length
     return price(tables, start, options)
 
 
-def to_candidate(world: World, start: Start, options: list[Option]) -> Candidate:
+def to_candidate(world: World, start: Start, options: Sequence[Option]) -> Candidate:
     """The plan of a start and options."""
-    units = [modules for modules, _ in start.units] + [option.modules for option in options]
+    units = [modules for modules, _ in start.units]
     kept = [modules for modules, reshard in start.units if not reshard]
-    kept += [option.modules for option in options if not option.reshard]
-    recompute = (*start.recompute, *(module for option in options for module in option.recompute))
+    recompute = list(start.recompute)
+    border = start.stop
+    for option in options:
+        modules = world.modules(border, option)
+        units.append(modules)
+        if not option.reshard:
+            kept.append(modules)
+        recompute += [module for module, again in zip(modules, option.again, strict=True) if again]
+        border += option.length
     units += [(fqn,) for fqn in world.chain.idle]
-    return candidate(units, kept, recompute, world.reshards_root)
+    return candidate(units, kept, tuple(recompute), world.reshards_root)

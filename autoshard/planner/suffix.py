@@ -21,9 +21,6 @@ from autoshard.planner.world import Option, World
 
 Column = npt.NDArray[np.int64]
 
-Step = tuple[int, int]
-"""A place that is no group: the borders from which to which it reaches."""
-
 IMPOSSIBLE = 1 << 60
 """Bound of a label from which no plan fits."""
 
@@ -44,14 +41,16 @@ class _Best:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A place with its decisions, as a suffix sees it.
+    """A piece with its decisions, as a suffix sees it.
 
     Attributes:
+        stop: border at which it stops.
         kept: bytes that it keeps to backward.
         own: room that its own backward needs before it, and with its parameters ahead of the next one's.
         work: time that it adds, by path.
     """
 
+    stop: int
     kept: int
     own: int
     work: tuple[int, ...]
@@ -66,13 +65,9 @@ class Bounds:
 
     def __init__(self, world: World, allowed_bytes: int) -> None:
         self.world, self.allowed = world, allowed_bytes
-        self.single: dict[tuple[int, int], list[Option]] = {}
-        for options in world.options:
-            for option in options:
-                self.single.setdefault((option.first, option.stop), []).append(option)
-        self.steps_from = _steps(world)
+        self.single = [world.options(border, 1) for border in range(world.chain.num_borders)]
         self.first_need = self._first_needs()
-        self.choices = {step: self._choices(step) for steps in self.steps_from for step in steps}
+        self.choices = [[self._choice(border, option) for option in found] for border, found in enumerate(self.single)]
         self.least_kept, self.most_kept = self._kept()
         self.turn = _turn_times(world)
         self.most = [self._most(path) for path in range(len(PATHS))]
@@ -116,9 +111,8 @@ class Bounds:
         for border in reversed(range(last)):
             terms = [
                 (rest, each.kept, each.own, each.work[path])
-                for first, stop in self.steps_from[border]
-                if (rest := lists[stop]) is not None
-                for each in self.choices[first, stop]
+                for each in self.choices[border]
+                if (rest := lists[each.stop]) is not None
             ]
             if terms:
                 lists[border] = _joined(
@@ -130,11 +124,7 @@ class Bounds:
         """By border: most that the places behind it add to a path."""
         found = [0] * self.world.chain.num_borders
         for border in reversed(range(len(found) - 1)):
-            ways = [
-                found[step[1]] + max(each.work[path] for each in self.choices[step])
-                for step in self.steps_from[border]
-            ]
-            found[border] = max(ways, default=0)
+            found[border] = max((found[each.stop] + each.work[path] for each in self.choices[border]), default=0)
         return found
 
     def _first_needs(self) -> list[int]:
@@ -142,46 +132,31 @@ class Bounds:
         found = [IMPOSSIBLE] * world.chain.num_borders
         found[-1] = world.forward_level[-1] + world.turn.pending_top
         for border in range(len(found) - 1):
-            for step in self.steps_from[border]:
-                found[border] = min([found[border], *(self._own(option) for option in self.single[step])])
+            found[border] = min((self._own(border, option) for option in self.single[border]), default=IMPOSSIBLE)
         return found
 
-    def _own(self, option: Option) -> int:
-        """Room that the backward of a place needs, its prefetch by the next one left out."""
-        return option.kept + self.world.floor[option.stop] + option.ops_top
+    def _own(self, border: int, option: Option) -> int:
+        """Room that the backward of a piece needs, its prefetch by the next one left out."""
+        return option.kept + self.world.floor[border + option.length] + option.ops_top
 
-    def _choices(self, step: Step) -> list[_Choice]:
-        found = []
-        for option in self.single[step]:
-            ahead = option.buffer_bytes if option.reshard else 0
-            own = max(self._own(option), self.first_need[option.stop] + option.kept + ahead)
-            found.append(_Choice(option.kept, own, option.work))
-        return found
+    def _choice(self, border: int, option: Option) -> _Choice:
+        stop = border + option.length
+        ahead = option.buffer_bytes if option.reshard else 0
+        own = max(self._own(border, option), self.first_need[stop] + option.kept + ahead)
+        return _Choice(stop, option.kept, own, option.work)
 
     def _kept(self) -> tuple[list[int], list[int]]:
         """By border: least and most bytes that the places before it keep."""
         world = self.world
         least, most = [IMPOSSIBLE] * world.chain.num_borders, [-IMPOSSIBLE] * world.chain.num_borders
-        for start in world.starts:
+        for start in world.starts(1):
             least[start.stop] = min(least[start.stop], start.kept)
             most[start.stop] = max(most[start.stop], start.kept)
-        for border in range(len(least)):
-            for first, stop in self.steps_from[border]:
-                kept = [each.kept for each in self.choices[first, stop]]
-                least[stop] = min(least[stop], least[border] + min(kept))
-                most[stop] = max(most[stop], most[border] + max(kept))
+        for border, choices in enumerate(self.choices):
+            for each in choices:
+                least[each.stop] = min(least[each.stop], least[border] + each.kept)
+                most[each.stop] = max(most[each.stop], most[border] + each.kept)
         return least, most
-
-
-def _steps(world: World) -> list[list[Step]]:
-    """By border: pieces that begin there, whole and as parts of one that is cut."""
-    found: list[list[Step]] = [[] for _ in range(world.chain.num_borders)]
-    for siblings in (world.pieces, *world.parts.values()):
-        for piece in siblings:
-            step = piece[0].first, piece[-1].stop
-            if step not in found[step[0]]:
-                found[step[0]].append(step)
-    return found
 
 
 def _through_prefetch(labels: Column) -> Column:

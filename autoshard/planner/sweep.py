@@ -59,42 +59,37 @@ class Sweeper:
     """Sweeps of one world under one allowance."""
 
     def __init__(self, tables: Tables, allowed_bytes: int) -> None:
-        self.world, self.allowed = tables.world, allowed_bytes
+        self.tables, self.world, self.allowed = tables, tables.world, allowed_bytes
         self.bounds = Bounds(tables.world, allowed_bytes)
-        self.choices, self.finish = tables.choices, tables.finish
-        self.most_input = [0 if found is None else int(found.bytes["input_bytes"].max()) for found in self.choices]
 
     def bound(self, border: int, labels: Column) -> Column:
         """Least step time from each label."""
         return self.bounds(border, labels)
 
     def root_bound(self) -> int:
-        """Least step time of all plans, ``IMPOSSIBLE`` if none fits."""
+        """Least step time of all plans with units of one piece, ``IMPOSSIBLE`` if none fits."""
         found = IMPOSSIBLE
-        for start in self.world.starts:
+        for start in self.world.starts(1):
             if start.high <= self.allowed:
                 found = min(found, int(self.bound(start.stop, start_label(start)[None, :])[0]))
         return found
 
-    def sweep(self, below_ns: int, beam: int | None, limit: int | None = None) -> Swept:
+    def sweep(self, longest: int, below_ns: int, beam: int | None, limit: int | None = None) -> Swept:
         """The best plan that takes less than ``below_ns``.
 
         Args:
+            longest: pieces that share a unit at most.
             below_ns: time of the best plan known.
             beam: labels kept at a border, all if ``None``.
             limit: labels kept in all, then the sweep is given up.
         """
-        run = _Run(self, below_ns, beam, limit)
+        run = _Run(self, longest, below_ns, beam, limit)
         return run.result()
-
-    def least_peak(self, below: int | None) -> int:
-        """The lowest peak of all plans, or ``below`` if none is lower."""
-        return _least_peak(self, IMPOSSIBLE if below is None else below)
 
 
 class _Run:
-    def __init__(self, sweeper: Sweeper, below_ns: int, beam: int | None, limit: int | None) -> None:
-        self.sweeper, self.best, self.beam, self.limit = sweeper, below_ns, beam, limit
+    def __init__(self, sweeper: Sweeper, longest: int, below_ns: int, beam: int | None, limit: int | None) -> None:
+        self.sweeper, self.longest, self.best, self.beam, self.limit = sweeper, longest, below_ns, beam, limit
         self.world = sweeper.world
         num = self.world.chain.num_borders
         self.arriving: list[list[tuple[Column, Ids, Ids]]] = [[] for _ in range(num)]
@@ -105,15 +100,15 @@ class _Run:
         self.num_labels = 0
         self.lost = IMPOSSIBLE
         self.end: tuple[int, int, int] | None = None
-        for index, start in enumerate(self.world.starts):
+        self.starts = self.world.starts(longest)
+        for index, start in enumerate(self.starts):
             if start.high > sweeper.allowed:
                 continue
             label = start_label(start)[None, :]
             if start.stop == num - 1:
-                columns = [label[:, place : place + 1] for place in range(NUM_COLUMNS)]
-                step_ns, high = sweeper.finish(columns)
-                if high[0, 0] <= sweeper.allowed and step_ns[0, 0] < self.best:
-                    self.best, self.end = int(step_ns[0, 0]), (-1 - index, -1, -1)
+                step_ns, high = sweeper.tables.finish(label)
+                if high[0] <= sweeper.allowed and step_ns[0] < self.best:
+                    self.best, self.end = int(step_ns[0]), (-1 - index, -1, -1)
                 continue
             self.arriving[start.stop].append((label, np.array([-1 - index]), np.array([-1])))
         for border in range(num - 1):
@@ -163,8 +158,8 @@ class _Run:
         if self.limit is not None and self.num_labels > self.limit:
             self.lost = min(self.lost, int(bound.min(initial=IMPOSSIBLE)))
             return False
-        found = self.sweeper.choices[border]
-        if found is not None and len(labels):
+        found = self.sweeper.tables.choices(border, self.longest) if len(labels) else None
+        if found is not None:
             size = max(1, CHUNK // (len(found.options) * NUM_COLUMNS))
             for at in range(0, len(labels), size):
                 self._extend(found, labels[at : at + size], first + at, border)
@@ -172,24 +167,22 @@ class _Run:
 
     def _extend(self, found: Choices, labels: Column, first: int, border: int) -> None:
         allowed, last = self.sweeper.allowed, self.world.chain.num_borders - 1
-        extension = extend(labels, found)
-        fits = extension.high <= allowed
-        for stop in np.unique(found.stop):
-            places = np.nonzero(found.stop == stop)[0]
-            rows, which = np.nonzero(fits[:, places])
-            if not len(rows):
+        extension = extend(self.world, border, labels, found)
+        rows, options = np.nonzero(extension.high <= allowed)
+        made, length = extension.labels[rows, options], found.bytes["length"][options]
+        for each in found.lengths:
+            which = np.nonzero(length == each)[0] if len(found.lengths) > 1 else np.arange(len(rows))
+            if not len(which):
                 continue
-            options = places[which]
-            columns = [each[rows, options] for each in extension.columns]
-            if stop == last:
-                step_ns, high = self.sweeper.finish([each[:, None] for each in columns])
-                step = np.where(high[:, 0] <= allowed, step_ns[:, 0], IMPOSSIBLE)
-                least = int(np.argmin(step))
-                if step[least] < self.best:
-                    self.best = int(step[least])
-                    self.end = first + int(rows[least]), border, int(options[least])
+            if border + each == last:
+                step_ns, high = self.sweeper.tables.finish(made[which])
+                step_ns = np.where(high <= allowed, step_ns, IMPOSSIBLE)
+                least = int(np.argmin(step_ns))
+                if step_ns[least] < self.best:
+                    self.best = int(step_ns[least])
+                    self.end = first + int(rows[which[least]]), border, int(options[which[least]])
             else:
-                self.arriving[stop].append((np.stack(columns, 1), first + rows, options))
+                self.arriving[border + each].append((made[which], first + rows[which], options[which]))
 
     def _canonical(self, border: int, labels: Column) -> Column:
         """Labels with the same future made equal."""
@@ -204,7 +197,9 @@ class _Run:
                 labels[:, dual["replicate"]] = np.maximum(labels[:, dual["replicate"]], labels[:, dual["reduced"]])
             labels[:, dual["shard"]] = ended
             labels[:, dual["input"]] = labels[:, dual["reduced"]] = NEVER
-        harmless = labels[:, PENDING] + self.sweeper.most_input[border] <= self.sweeper.allowed
+        chosen = self.sweeper.tables.choices(border, self.longest)
+        most_input = 0 if chosen is None else int(chosen.bytes["input_bytes"].max())
+        harmless = labels[:, PENDING] + most_input <= self.sweeper.allowed
         labels[:, PENDING] = np.where(harmless, 0, labels[:, PENDING])
         return labels
 
@@ -221,7 +216,7 @@ class _Run:
         label, border, option = self.end
         options: list[Option] = []
         if option >= 0:
-            options.append(self.world.options[border][option])
+            options.append(self.world.options(border, self.longest)[option])
         while label >= 0:
             block = int(np.searchsorted(self.first_id, label, "right")) - 1
             while not len(self.parents[block]) or label >= self.first_id[block] + len(self.parents[block]):
@@ -232,17 +227,20 @@ class _Run:
                 origin = int(np.searchsorted(self.first_id, parent, "right")) - 1
                 while not len(self.parents[origin]) or parent >= self.first_id[origin] + len(self.parents[origin]):
                     origin -= 1
-                options.append(self.world.options[self.borders[origin]][which])
+                options.append(self.world.options(self.borders[origin], self.longest)[which])
             label = parent
-        return self.world.starts[-1 - label], tuple(reversed(options))
+        return self.starts[-1 - label], tuple(reversed(options))
 
 
-def _least_peak(sweeper: Sweeper, best: int) -> int:
-    """The sweep in which no time counts: labels are bytes, and the most that was alive so far stands among them."""
-    world = sweeper.world
+def least_peak(tables: Tables, longest: int, best: int) -> int:
+    """The lowest peak of all plans, or ``best`` if none is lower.
+
+    The sweep in which no time counts: labels are bytes, and the most that was alive so far stands among them.
+    """
+    world = tables.world
     last = world.chain.num_borders - 1
     arriving: list[list[Column]] = [[] for _ in range(last + 1)]
-    for start in world.starts:
+    for start in world.starts(longest):
         label = start_label(start)[None, :]
         label[:, HIGH] = start.high
         arriving[start.stop].append(label)
@@ -253,24 +251,21 @@ def _least_peak(sweeper: Sweeper, best: int) -> int:
         labels[:, :HELD] = labels[:, GATHER_NS] = 0
         labels = labels[labels[:, HIGH] < best]
         labels = labels[undominated(labels, labels[:, HIGH])]
-        found = sweeper.choices[border]
-        if found is None or not len(labels):
+        found = tables.choices(border, longest) if len(labels) else None
+        if found is None:
             continue
-        high = labels[:, HIGH : HIGH + 1].copy()
-        extension = extend(labels, found)
-        highest = np.maximum(extension.high, high)
-        for stop in np.unique(found.stop):
-            places = np.nonzero(found.stop == stop)[0]
-            columns = [each[:, places].reshape(-1, 1) for each in extension.columns]
-            so_far = highest[:, places].reshape(-1, 1)
-            if stop == last:
-                best = min(best, int(np.maximum(sweeper.finish(columns)[1], so_far).min()))
+        extension = extend(world, border, labels, found)
+        highest = np.maximum(extension.high, labels[:, HIGH, None])
+        for each in found.lengths:
+            places = np.nonzero(found.bytes["length"] == each)[0]
+            made, so_far = extension.labels[:, places].reshape(-1, NUM_COLUMNS), highest[:, places].reshape(-1)
+            if border + each == last:
+                best = min(best, int(np.maximum(tables.finish(made)[1], so_far).min()))
             else:
-                columns[HIGH] = so_far
-                arriving[stop].append(np.concatenate(columns, 1))
+                made[:, HIGH] = so_far
+                arriving[border + each].append(made)
     for label in arriving[last]:
-        columns = [label[:, place : place + 1] for place in range(NUM_COLUMNS)]
-        best = min(best, int(np.maximum(sweeper.finish(columns)[1], label[:, HIGH : HIGH + 1]).min()))
+        best = min(best, int(np.maximum(tables.finish(label)[1], label[:, HIGH]).min()))
     return best
 
 

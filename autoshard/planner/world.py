@@ -8,6 +8,7 @@ Where what a place keeps depends on whether another one recomputes, the world co
 worse than the fold: its best plan bounds all, and is theirs if the fold gives it the same price.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autoshard.analysis.space import Analysis
@@ -21,14 +22,16 @@ from autoshard.simulate import StepProfile, Timeline
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """A unit with its decisions. Bytes are relative to the level of the border at which the unit stops.
+    """A unit with its decisions, wherever on the chain one like it stands.
+
+    Bytes are relative to the level of the border at which the unit stops.
 
     Attributes:
-        first: border at which it begins.
-        stop: border at which it stops.
-        modules: its members.
+        level: 0 for a unit of outermost pieces, 1 for one of the parts of one that is cut.
+        count: pieces that it is made of.
+        length: borders from its first to where it stops.
         reshard: reshard after forward.
-        recompute: members that recompute.
+        again: by place: it recomputes.
         forward: its forward, clocks to clocks.
         ahead: its backward up to the prefetch of the unit before it.
         after: the rest of its backward.
@@ -52,11 +55,11 @@ class Option:
             as sums over its members.
     """
 
-    first: int
-    stop: int
-    modules: tuple[str, ...]
+    level: int
+    count: int
+    length: int
     reshard: bool
-    recompute: tuple[str, ...]
+    again: tuple[bool, ...]
     forward: Matrix
     ahead: Matrix
     after: Matrix
@@ -137,15 +140,52 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """Places that are never parted.
+
+    Attributes:
+        places: in execution order.
+        first: border at which it begins.
+        stop: border at which it stops.
+        kind: pieces of one kind have the same numbers.
+    """
+
+    places: tuple[Place, ...]
+    first: int
+    stop: int
+    kind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Siblings:
+    """Pieces beside each other.
+
+    Attributes:
+        pieces: in execution order.
+        joins: by piece: it may share a unit with the next one.
+        level: 0 for the outermost pieces, 1 for the parts of one.
+    """
+
+    pieces: tuple[Piece, ...]
+    joins: tuple[bool, ...]
+    level: int
+
+    def window(self, index: int, longest: int) -> tuple[Piece, ...]:
+        """Up to ``longest`` pieces from one on that may share a unit."""
+        stop = index + 1
+        while stop - index < longest and self.joins[stop - 1]:
+            stop += 1
+        return self.pieces[index:stop]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class World:
-    """The whole of it.
+    """The whole of it; options and starts are made as they are asked for, by the length of their groups.
 
     Attributes:
         chain: the chain.
-        pieces: its outermost places behind those at the head that stay to the end, as far as they may be parted.
-        parts: the same of the places inside one, by its module.
-        starts: what may stand before the first option.
-        options: by border at which they begin.
+        rows: its outermost places behind those at the head that stay to the end, as far as they may be parted; then
+            the same of the places inside each that is cut.
         turn: forward to backward.
         forward_level: by border: bytes alive in forward beside what is kept.
         backward_level: by border: the same in backward.
@@ -158,13 +198,12 @@ class World:
         floor: by border: least bytes alive in backward beside what is kept, while the place that ends there computes.
         settled: by border: what forward holds there is what was kept in forward (0), to backward (1), or the lesser of
             the two (2).
+        make_options: of a border, with groups of up to so many pieces.
+        make_starts: with groups of up to so many pieces.
     """
 
     chain: Chain
-    pieces: tuple[tuple[Place, ...], ...]
-    parts: dict[str, tuple[tuple[Place, ...], ...]]
-    starts: tuple[Start, ...]
-    options: tuple[tuple[Option, ...], ...]
+    rows: tuple[Siblings, ...]
     turn: Turn
     forward_level: tuple[int, ...]
     backward_level: tuple[int, ...]
@@ -175,6 +214,25 @@ class World:
     settled: tuple[int, ...]
     ops_after: tuple[tuple[int, int, int], ...]
     floor: tuple[int, ...]
+    make_options: Callable[[int, int], tuple[Option, ...]]
+    make_starts: Callable[[int], tuple[Start, ...]]
+
+    def options(self, border: int, longest: int) -> tuple[Option, ...]:
+        """What may begin at a border; the same tuple for borders that are alike."""
+        return self.make_options(border, longest)
+
+    def starts(self, longest: int) -> tuple[Start, ...]:
+        """What may stand before the first option."""
+        return self.make_starts(longest)
+
+    def modules(self, border: int, option: Option) -> tuple[str, ...]:
+        """The modules of an option at a border."""
+        for row in self.rows:
+            if row.level == option.level and row.pieces[0].first <= border < row.pieces[-1].stop:
+                index = next(place for place, piece in enumerate(row.pieces) if piece.first == border)
+                members = row.pieces[index : index + option.count]
+                return tuple(place.module for piece in members for place in piece.places)
+        raise LookupError(f"no unit of level {option.level} begins at border {border}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
