@@ -22,7 +22,7 @@ from autoshard.ir.check import check
 from autoshard.plan import Alternative, Decisions, Plan, Projection, Provenance, fingerprint
 from autoshard.plan.fingerprint import FingerprintItems
 from autoshard.plan.schema import VERSION
-from autoshard.planner import Baseline, Candidate, Found, baselines, compiled_blocks, search, with_small_root
+from autoshard.planner import Baseline, Found, baselines, compiled_blocks, search, with_small_root
 from autoshard.request import LEVELS, Question, Request, resolve
 from autoshard.simulate import (
     Timeline,
@@ -30,7 +30,6 @@ from autoshard.simulate import (
     peak_parts,
     phase_peaks,
     profile_step,
-    simulate,
     stretches,
     uncertainty,
 )
@@ -351,12 +350,8 @@ def plan_graph(
     broken = _broken(found.decisions, graph, analysis)
     if broken:
         raise VerificationError(broken)
-    timelines: dict[Candidate, Timeline] = {}
-    for base in legal:
-        if base.candidate not in timelines:
-            timelines[base.candidate] = simulate(graph, base.decisions, question, profile)
     alternatives = tuple(
-        _alternative(base, reason, timelines.get(base.candidate), question)
+        _alternative(base, reason, found.priced[base.candidate] if not reason else None, question)
         for base, reason in zip(known, reasons, strict=True)
     )
     return Answer(question=question, analysis=analysis, found=found, alternatives=alternatives, told=held)

@@ -1,5 +1,6 @@
 """What a search answers, and the price of candidates."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.analysis.space import Analysis
@@ -19,12 +20,14 @@ class Found:
         timeline: what it costs.
         optimal: what is known about better plans.
         num_priced: plans that were priced.
+        priced: the step of each candidate that the fold has priced, the baselines among them.
     """
 
     decisions: Decisions
     timeline: Timeline
     optimal: Optimal
     num_priced: int
+    priced: Mapping[Candidate, Timeline]
 
 
 class Prices:

@@ -88,6 +88,7 @@ def search(
         timeline=timeline,
         optimal=_optimal(timeline, max(proved_ns, lower_bound_ns(timeline, profile, question)), space),
         num_priced=len(prices.known),
+        priced={chosen: timeline for chosen, (_, timeline) in prices.known.items()},
     )
 
 

@@ -67,12 +67,13 @@ class Sweeper:
         return self.bounds(border, labels)
 
     def root_bound(self) -> int:
-        """Least step time of all plans with units of one piece, ``IMPOSSIBLE`` if none fits."""
-        found = IMPOSSIBLE
-        for start in self.world.starts(1):
-            if start.high <= self.allowed:
-                found = min(found, int(self.bound(start.stop, start_label(start)[None, :])[0]))
-        return found
+        """Least step time of all plans, ``IMPOSSIBLE`` if none fits.
+
+        What a bound adds for a place holds wherever it is grouped, so the starts without groups bound all; but these
+        may take more bytes at their own summit than longer ones, which therefore does not count here.
+        """
+        starts = self.world.starts(1)
+        return min(int(self.bound(start.stop, start_label(start)[None, :])[0]) for start in starts)
 
     def sweep(self, longest: int, below_ns: int, beam: int | None, limit: int | None = None) -> Swept:
         """The best plan that takes less than ``below_ns``.
