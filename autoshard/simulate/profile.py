@@ -8,15 +8,19 @@ under FSDP2 they are freed when they are reduced, so the fold makes them itself 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from autoshard.cost import op_ns, rates
+import numpy as np
+import numpy.typing as npt
+
+from autoshard.cost import Rates, op_ns, rates
 from autoshard.errors import GraphError
 from autoshard.hardware import DeviceProfile
-from autoshard.ir import CALLER, LOSS, ModelGraph, ModuleSpan, Moment, OpNode
+from autoshard.ir import CALLER, LOSS, ModelGraph, Region
 from autoshard.ir.tree import Tree
 from autoshard.request import DTYPE_BYTES, Question
-from autoshard.simulate.recompute import recomputed
+from autoshard.simulate.recompute import Rerun, rerun
+
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +136,25 @@ def _profile(graph: ModelGraph, question: Question, recompute: tuple[str, ...]) 
     root = graph.root
     if root.calls:
         raise GraphError((f"the root region calls {len(root.calls)} regions; the profile reads flat regions",))
-    graph = recomputed(graph, recompute)
-    root = graph.root
-    num_forward = len(root.forward)
-    ops = (*root.forward, *root.backward)
+    again = rerun(graph, recompute)
+    num_forward = again.num_forward
     reached = rates(question.profile, graph.compute_dtype)
-    during, between, gradients = _storages(graph, num_forward, ops)
+    facts = _facts(graph, reached)
+    sources = [*range(num_forward), *again.sources]
+    modules = [facts.modules[index] for index in again.sources]
+    is_again = [index < num_forward or facts.is_recompute[index] for index in again.sources]
+    blocks = _recompute_blocks(is_again)
+    asked = {stop: start for start, stop in blocks.items()}
+    during, between, gradients = _storages(graph, facts, again)
+    tree = Tree.of(graph)
     runs: dict[str, list[ModuleRun]] = defaultdict(list)
-    blocks = _recompute_blocks(root.backward)
     for rank, span in enumerate(root.spans):
-        backward = None
-        if span.backward is not None and span.backward[0] < span.backward[1]:
-            first = _backward_start(graph, span, blocks)
-            backward = (num_forward + first, num_forward + span.backward[1])
+        backward = again.backward_of(span)
+        if backward is not None:
+            first, stop = backward
+            if blocks:
+                first = _backward_start(tree, span.module, backward, is_again, asked, modules)
+            backward = (num_forward + first, num_forward + stop) if backward[0] < stop else None
         runs[span.module].append(
             ModuleRun(
                 rank=rank,
@@ -154,68 +164,157 @@ def _profile(graph: ModelGraph, question: Question, recompute: tuple[str, ...]) 
                 output_needs_grad=span.output_needs_grad,
             )
         )
+    costs = facts.costs[sources]
     return StepProfile(
         num_forward=num_forward,
         during=during,
         between=between,
-        elapsed_ns=(0, *accumulate(op_ns(op, reached) for op in ops)),
-        launched=(0, *accumulate(0 if op.is_view else 1 for op in ops)),
-        labels=tuple(("the loss" if op.module == LOSS else op.module or "(root)", op.target) for op in ops),
+        elapsed_ns=(0, *costs.cumsum().tolist()),
+        launched=(0, *facts.launches[sources].cumsum().tolist()),
+        labels=tuple([facts.labels[index] for index in sources]),
         gradients=gradients,
         runs={module: tuple(found) for module, found in runs.items()},
-        replays=_replays(graph, num_forward, blocks, recompute),
+        replays=_replays(graph, num_forward, blocks, modules, recompute),
         input_bytes=_input_bytes(graph),
         buffer_bytes=sum(buffer.nbytes for buffer in graph.buffers),
         launch_ns=reached.launch_ns,
         recompute=recompute,
-        recompute_ns=sum(op_ns(op, reached) for op in root.backward if op.is_recompute),
+        recompute_ns=int(costs[num_forward:][np.array(is_again, bool)].sum()),
     )
 
 
-def _recompute_blocks(ops: tuple[OpNode, ...]) -> list[tuple[int, int]]:
-    """Stretches of backward ops that run forward code again: (first, past-the-end)."""
-    blocks: list[tuple[int, int]] = []
-    for index, op in enumerate(ops):
-        if op.is_recompute and blocks and blocks[-1][1] == index:
-            blocks[-1] = (blocks[-1][0], index + 1)
-        elif op.is_recompute:
-            blocks.append((index, index + 1))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What profiles of one captured step share, whatever recomputes; ops are numbered through.
+
+    Attributes:
+        costs: device time of each op.
+        launches: kernels that it launches.
+        labels: its module and target, for people.
+        modules: its module.
+        is_recompute: it runs forward code again.
+        counted: storages that count as activations.
+        nbytes: of these.
+        gradients: by parameter, the storage of its whole gradient.
+        written: by such a storage, the last op that writes to it.
+        touched: by such a storage, the last op that touches it.
+        input_reads: by storage of an input, the ops that read it.
+    """
+
+    costs: Numbers
+    launches: Numbers
+    labels: tuple[tuple[str, str], ...]
+    modules: tuple[str, ...]
+    is_recompute: tuple[bool, ...]
+    counted: tuple[int, ...]
+    nbytes: Numbers
+    gradients: dict[str, int]
+    written: dict[int, int]
+    touched: dict[int, int]
+    input_reads: dict[int, list[int]]
+
+
+_RECENT_FACTS: deque[tuple[ModelGraph, Rates, _Facts]] = deque(maxlen=4)
+
+
+def _facts(graph: ModelGraph, reached: Rates) -> _Facts:
+    for known, rated, facts in _RECENT_FACTS:
+        if known is graph and rated == reached:
+            return facts
+    root = graph.root
+    ops = (*root.forward, *root.backward)
+    counted, gradients = _counted(root)
+    is_gradient = set(gradients.values())
+    written: dict[int, int] = {}
+    touched: dict[int, int] = {}
+    for index, op in enumerate(root.backward, len(root.forward)):
+        for storage in (*op.inputs, *op.outputs):
+            if storage in is_gradient:
+                touched[storage] = index
+        if op.bytes_written:
+            written.update((storage, index) for storage in op.outputs if storage in is_gradient)
+    facts = _Facts(
+        costs=np.array([op_ns(op, reached) for op in ops], np.int64),
+        launches=np.array([0 if op.is_view else 1 for op in ops], np.int64),
+        labels=tuple([("the loss" if op.module == LOSS else op.module or "(root)", op.target) for op in ops]),
+        modules=tuple([op.module for op in ops]),
+        is_recompute=tuple([op.is_recompute for op in ops]),
+        counted=counted,
+        nbytes=np.array([root.storages[index].nbytes for index in counted], np.int64),
+        gradients=gradients,
+        written=written,
+        touched=touched,
+        input_reads=_input_reads(root),
+    )
+    _RECENT_FACTS.append((graph, reached, facts))
+    return facts
+
+
+def _counted(root: Region) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Storages that count as activations, and those of whole gradients by parameter."""
+    counted: list[int] = []
+    gradients: dict[str, int] = {}
+    for index, storage in enumerate(root.storages):
+        if storage.kind in ("input", "buffer"):
+            continue
+        # A gradient that autograd adds to another one dies in the region: it is a temporary like any other.
+        if storage.kind == "gradient" and storage.dies == CALLER and storage.param not in gradients:
+            gradients[storage.param] = index
+            continue
+        counted.append(index)
+    return tuple(counted), gradients
+
+
+def _recompute_blocks(is_again: Sequence[bool]) -> dict[int, int]:
+    """Stretches of backward ops that run forward code again: past-the-end by first."""
+    blocks: dict[int, int] = {}
+    start = -1
+    for index, again in enumerate((*is_again, False)):
+        if again and start < 0:
+            start = index
+        elif not again and start >= 0:
+            blocks[start] = index
+            start = -1
     return blocks
 
 
-def _backward_start(graph: ModelGraph, span: ModuleSpan, blocks: list[tuple[int, int]]) -> int:
+def _backward_start(
+    tree: Tree,
+    module: str,
+    backward: tuple[int, int],
+    is_again: Sequence[bool],
+    asked: dict[int, int],
+    modules: Sequence[str],
+) -> int:
     """Where the gradient of a module's output arrives: before its first op that is not recomputed.
 
     If that op asked for the recomputation, the gradient was there before it.
     """
-    assert span.backward is not None
-    first, stop = span.backward
-    if not blocks:
-        return first
-    tree, ops = Tree.of(graph), graph.root.backward
-    for index in range(first, stop):
-        module = ops[index].module
-        if not ops[index].is_recompute and module in tree.nodes and tree.is_inside(module, span.module):
-            return next((start for start, end in blocks if end == index), index)
-    return first
+    for index in range(*backward):
+        if not is_again[index] and modules[index] in tree.nodes and tree.is_inside(modules[index], module):
+            return asked.get(index, index)
+    return backward[0]
 
 
 def _replays(
-    graph: ModelGraph, num_forward: int, blocks: list[tuple[int, int]], recompute: tuple[str, ...]
+    graph: ModelGraph, num_forward: int, blocks: dict[int, int], modules: Sequence[str], recompute: tuple[str, ...]
 ) -> dict[str, tuple[tuple[int, int], ...]]:
     """Where forwards run again: those of recomputing modules and of all inside, never of what contains them."""
     tree = Tree.of(graph)
     outermost = {node.fqn for node in graph.modules if "checkpointed" in node.traits}
     outermost |= {tree.canonical(fqn) or fqn for fqn in recompute}
     again = frozenset().union(*(tree.below(fqn) for fqn in outermost))
+    runs: dict[str, frozenset[str]] = {}
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for start, stop in blocks:
+    for start, stop in blocks.items():
         within: dict[str, tuple[int, int]] = {}
         for index in range(start, stop):
-            module = graph.root.backward[index].module
-            if module not in tree.nodes:
-                continue
-            for fqn in again.intersection((module, *tree.above(module))):
+            module = modules[index]
+            if module not in runs:
+                runs[module] = (
+                    again.intersection((module, *tree.above(module))) if module in tree.nodes else frozenset()
+                )
+            for fqn in runs[module]:
                 within[fqn] = (within.get(fqn, (num_forward + index, 0))[0], num_forward + index + 1)
         for fqn, positions in within.items():
             found[fqn].append(positions)
@@ -230,65 +329,66 @@ def alive_activations(graph: ModelGraph, *, op: int = -1, position: int = 0) -> 
         op: the op during which they are alive, -1 for none.
         position: the position at which they are alive where there is no op.
     """
-    num_forward = len(graph.root.forward)
+    again = rerun(graph, ())
     ops = (*graph.root.forward, *graph.root.backward)
-    for nbytes, first, last in _lifetimes(graph, num_forward, ops):
+    for index in _counted(graph.root)[0]:
+        _, first, last = again.lives[index]
+        first = max(first, 0)
         if first <= op <= last if op >= 0 else first < position <= last:
-            yield ops[first].module, nbytes
-    for nbytes, last in _cast_inputs(graph, num_forward, ops):
+            yield ops[first].module, graph.root.storages[index].nbytes
+    for nbytes, last in _cast_inputs(graph, again, _input_reads(graph.root)):
         if (op if op >= 0 else position) <= last:
             yield "", nbytes
 
 
-def _lifetimes(
-    graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...], kept: dict[str, tuple[int, int]] | None = None
-) -> Iterator[tuple[int, int, int]]:
-    """Bytes, first and last op of all that counts as activation; whole gradients go to ``kept``: (first op, index)."""
-    kept = {} if kept is None else kept
-    for index, storage in enumerate(graph.root.storages):
-        if storage.kind in ("input", "buffer"):
-            continue
-        first = _op_index(storage.born, num_forward, 0)
-        # A gradient that autograd adds to another one dies in the region: it is a temporary like any other.
-        if storage.kind == "gradient" and storage.dies == CALLER and storage.param not in kept:
-            kept[storage.param] = first, index
-            continue
-        yield storage.nbytes, first, _op_index(storage.dies, num_forward, len(ops))
-
-
 def _storages(
-    graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]
+    graph: ModelGraph, facts: _Facts, again: Rerun
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[GradientMoment, ...]]:
-    num_ops = len(ops)
-    born, gone, crossing = ([0] * (num_ops + 2) for _ in range(3))
-    kept: dict[str, tuple[int, int]] = {}
-    for nbytes, first, last in _lifetimes(graph, num_forward, ops, kept):
-        born[first] += nbytes
-        gone[last + 1] += nbytes
-        if last > first:
-            crossing[first + 1] += nbytes
-            crossing[last + 1] -= nbytes
-    for nbytes, last in _cast_inputs(graph, num_forward, ops):
-        gone[last + 1] += nbytes
-        born[0] += nbytes
-        crossing[0] += nbytes
-        crossing[last + 1] -= nbytes
-    during = accumulate(new - old for new, old in zip(born[:num_ops], gone[:num_ops], strict=True))
-    written, touched = _last_uses(graph, num_forward)
-    gradients = [
-        GradientMoment(
-            key=key,
-            born=first,
-            complete=max(first, written.get(index, first)),
-            handed=max(first, touched.get(index, first)),
+    num_ops = again.num_ops
+    num_first = len(graph.root.storages)
+    lives = np.array([again.lives[index] for index in facts.counted] + again.lives[num_first:], np.int64).reshape(-1, 3)
+    more = [graph.root.storages[index].nbytes for index, _, _ in again.lives[num_first:]]
+    nbytes = np.concatenate((facts.nbytes, np.array(more, np.int64)))
+    first, after = np.maximum(lives[:, 1], 0), lives[:, 2] + 1
+    change, crossing = np.zeros(num_ops + 2, np.int64), np.zeros(num_ops + 2, np.int64)
+    np.add.at(change, first, nbytes)
+    np.subtract.at(change, after, nbytes)
+    crosses = after > first + 1
+    np.add.at(crossing, first[crosses] + 1, nbytes[crosses])
+    np.subtract.at(crossing, after[crosses], nbytes[crosses])
+    for size, last in _cast_inputs(graph, again, facts.input_reads):
+        change[0] += size
+        crossing[0] += size
+        change[last + 1] -= size
+        crossing[last + 1] -= size
+    gradients = []
+    for key, index in facts.gradients.items():
+        born = max(again.lives[index][1], 0)
+        written, touched = facts.written.get(index), facts.touched.get(index)
+        gradients.append(
+            GradientMoment(
+                key=key,
+                born=born,
+                complete=born if written is None else max(born, again.place(written)),
+                handed=born if touched is None else max(born, again.place(touched)),
+            )
         )
-        for key, (first, index) in kept.items()
-    ]
     gradients.sort(key=lambda moment: (moment.born, moment.key))
-    return tuple(during), tuple(accumulate(crossing[: num_ops + 1])), tuple(gradients)
+    during, between = change.cumsum()[:num_ops], crossing.cumsum()[: num_ops + 1]
+    return tuple(during.tolist()), tuple(between.tolist()), tuple(gradients)
 
 
-def _cast_inputs(graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]) -> list[tuple[int, int]]:
+def _input_reads(root: Region) -> dict[int, list[int]]:
+    """By storage of an input, the ops that read it, numbered through."""
+    inputs = {index for index, storage in enumerate(root.storages) if storage.kind == "input"}
+    found: dict[int, list[int]] = defaultdict(list)
+    for index, op in enumerate((*root.forward, *root.backward)):
+        for storage in inputs.intersection(op.inputs):
+            found[storage].append(index)
+    return found
+
+
+def _cast_inputs(graph: ModelGraph, again: Rerun, reads: dict[int, list[int]]) -> list[tuple[int, int]]:
     """(bytes, last op) of the copies that FSDP2 makes of floating point inputs in another dtype than the compute dtype.
 
     The trace was made with inputs in the compute dtype, so a copy lives as its input did there: inputs are listed first
@@ -297,35 +397,16 @@ def _cast_inputs(graph: ModelGraph, num_forward: int, ops: tuple[OpNode, ...]) -
     """
     if graph.compute_dtype == "float32":
         return []
-    last_read: dict[int, int] = {}
-    for index, op in enumerate(ops):
-        last_read.update(dict.fromkeys(op.inputs, index))
-    returns = max((span.forward[1] - 1 for span in graph.root.spans if not span.module), default=num_forward - 1)
+    returns = max((span.forward[1] - 1 for span in graph.root.spans if not span.module), default=again.num_forward - 1)
     given = (index for index, storage in enumerate(graph.root.storages) if storage.kind == "input")
     copies = []
     for tensor in graph.inputs:
         number = -1 if tensor.same_as else next(given, -1)
         if tensor.dtype.startswith(("float", "bfloat")) and tensor.dtype != graph.compute_dtype:
             nbytes = _numel(tensor.shape) * DTYPE_BYTES[graph.compute_dtype]
-            copies.append((nbytes, max(returns, last_read.get(number, 0))))
+            last = max((place for op in reads.get(number, ()) for place in again.places(op)), default=0)
+            copies.append((nbytes, max(returns, last)))
     return copies
-
-
-def _last_uses(graph: ModelGraph, num_forward: int) -> tuple[dict[int, int], dict[int, int]]:
-    """The last op of backward that writes each storage, and the last that touches it."""
-    written: dict[int, int] = {}
-    touched: dict[int, int] = {}
-    for index, op in enumerate(graph.root.backward, num_forward):
-        touched.update(dict.fromkeys((*op.inputs, *op.outputs), index))
-        if op.bytes_written:
-            written.update(dict.fromkeys(op.outputs, index))
-    return written, touched
-
-
-def _op_index(moment: Moment, num_forward: int, at_caller: int) -> int:
-    if moment.phase == "caller":
-        return at_caller
-    return moment.index + (num_forward if moment.phase == "backward" else 0)
 
 
 def _input_bytes(graph: ModelGraph) -> int:

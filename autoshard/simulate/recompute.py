@@ -1,7 +1,8 @@
 """The step in which some modules recompute: the captured graph, rewritten as torch's checkpointing would run it.
 
-``recomputed`` is pure: graph in, graph out, so that hooks, memory and clocks see nothing new; a model that recomputes
-by itself is captured in the same form. What torch 2.13 does (``torch/utils/checkpoint.py``, without reentrant autograd)
+``Rerun`` says by numbers what moves, what runs again and what lives how long, which is all that a profile reads.
+``recomputed`` makes a graph of it, so that nothing else sees anything new; a model that recomputes by itself is
+captured in the same form. What torch 2.13 does (``torch/utils/checkpoint.py``, without reentrant autograd)
 and what is done here for it:
 
 - What autograd would save inside the module is let go in forward, once nothing in forward uses it any more; the
@@ -18,73 +19,20 @@ nor are arguments that no op of the module uses.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from autoshard.analysis.recompute import mingling
-from autoshard.errors import RequestError
 from autoshard.ir import CALLER, ModelGraph, ModuleSpan, Moment, OpNode, Region, StorageInfo
-from autoshard.ir.tree import Tree
-
-SAVES_NOTHING = frozenset(
-    [
-        "add",
-        "add_",
-        "sub",
-        "sub_",
-        "rsub",
-        "neg",
-        "neg_",
-        "sum",
-        "mean",
-        "cat",
-        "stack",
-        "clone",
-        "copy_",
-        "_to_copy",
-        "detach",
-        "constant_pad_nd",
-        "repeat",
-        "roll",
-        "flip",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "fill_",
-        "zero_",
-    ]
-)
-"""Names of ops whose backward needs none of the tensors that they read or make."""
+from autoshard.simulate.parts import Part, Uses, find_parts
 
 _KEPT = -1
 """In place of a part: backward ops of modules that do not recompute."""
 
+BEFORE = -1
+"""In place of the first op of what the caller made."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One run of a module that recomputes.
-
-    Attributes:
-        modules: FQNs of the module and all inside it.
-        forward: first and past-the-end op of its forward.
-        stop: past-the-end op of what runs again.
-        start: backward op that asks for it.
-        release: last backward op during which the arguments are held.
-    """
-
-    modules: frozenset[str]
-    forward: tuple[int, int]
-    stop: int
-    start: int
-    release: int
-
-    @property
-    def length(self) -> int:
-        """Ops that run again."""
-        return self.stop - self.forward[0]
+Life = tuple[int, int, int]
+"""A storage of the captured step, and its first and last op."""
 
 
 def recomputed(graph: ModelGraph, modules: Sequence[str]) -> ModelGraph:
@@ -100,207 +48,143 @@ def recomputed(graph: ModelGraph, modules: Sequence[str]) -> ModelGraph:
     """
     if not modules:
         return graph
-    uses = _Uses(graph.root)
-    parts = tuple(part for span, inside in _spans(graph, modules) if (part := _part(graph.root, uses, span, inside)))
-    return replace(graph, regions=(*graph.regions[:-1], _Rewriting(graph.root, uses, parts).region()))
+    return replace(graph, regions=(*graph.regions[:-1], _region(graph.root, rerun(graph, modules))))
 
 
-def _spans(graph: ModelGraph, modules: Sequence[str]) -> Iterator[tuple[ModuleSpan, frozenset[str]]]:
-    """Runs of the modules, in the order of forward, each with the modules inside."""
-    tree = Tree.of(graph)
-    named: dict[str, str] = {}
-    for fqn in modules:
-        canonical = tree.canonical(fqn)
-        if canonical is None:
-            raise RequestError("recompute", fqn, "a module of the model")
-        if tree.nodes[canonical].num_calls:
-            named[canonical] = fqn
-    for canonical, fqn in named.items():
-        inside = tree.below(canonical)
-        for inner in sorted(inside):
-            if inner != canonical and inner in named:
-                raise RequestError("recompute", fqn, f"a module without another one that recomputes in it ({inner})")
-            if "checkpointed" in tree.nodes[inner].traits:
-                raise RequestError("recompute", fqn, f"a module in which nothing recomputes by itself ({inner} does)")
-    spans = [span for span in graph.root.spans if span.module in named]
-    for fqn in mingling(spans):
-        raise RequestError("recompute", named[fqn], "a module whose runs do not mingle in backward")
-    for span in spans:
-        yield span, tree.below(span.module)
+def rerun(graph: ModelGraph, modules: Sequence[str]) -> "Rerun":
+    """The same by numbers alone. Raises as ``recomputed`` does."""
+    uses, parts = find_parts(graph, modules)
+    return Rerun(graph.root, uses, parts)
 
 
-class _Uses:
-    """Who uses what: the last forward op by storage, and what each backward op reads of what forward left.
+class Rerun:
+    """A step in which parts of forward run again; ops are numbered through, forward first.
 
     Attributes:
-        last_forward: by storage: the last op that uses it, or at the end of which Python still holds it because it is
-            an argument of a running module.
-        saved: by backward op: storages and keys of parameters that it reads, those made in backward left out.
+        num_forward: ops of forward.
+        num_ops: all ops; as the last op of a life it says that the life outlasts the step.
+        sources: by op of backward: the op of the captured step that it is.
+        moved: by op of the captured backward: its place in this backward.
+        part_of_op: by op of the captured backward: the part whose backward it belongs to.
+        copies: by part: the second lives, as indices behind those of the captured storages.
+        lives: of the captured storages, then the second ones.
     """
 
-    def __init__(self, root: Region) -> None:
-        self.last_forward: dict[int, int] = {}
-        for index, op in enumerate(root.forward):
-            for storage in (*op.inputs, *op.outputs):
-                self.last_forward[storage] = index
-        for span in root.spans:
-            first, end = span.forward
-            for storage in {name for op in root.forward[first:end] for name in op.inputs}:
-                born = root.storages[storage].born
-                if born.phase == "forward" and born.index < first:
-                    self.last_forward[storage] = max(self.last_forward[storage], end - 1)
-        is_older = [storage.born.phase != "backward" for storage in root.storages]
-        self.saved: list[tuple[int | str, ...]] = [
-            (*(storage for storage in op.inputs if is_older[storage]), *op.params) for op in root.backward
-        ]
-
-
-def _part(root: Region, uses: _Uses, span: ModuleSpan, inside: frozenset[str]) -> _Part | None:
-    """``None`` if its backward asks for nothing that its forward saved."""
-    if span.backward is None:
-        return None
-    saved: dict[str, set[int | str]] = defaultdict(set)
-    asking = []
-    for index in range(*span.backward):
-        op = root.backward[index]
-        if op.module in inside and uses.saved[index]:
-            saved[op.module].update(uses.saved[index])
-            asking.append(index)
-    if not asking:
-        return None
-    first, end = span.forward
-    made = {
-        number
-        for names in saved.values()
-        for number in names
-        if isinstance(number, int) and _is_born(root, number, span)
-    }
-    last_made = max((root.storages[number].born.index + 1 for number in made), default=first)
-    deaths = [dies.index for number in made if (dies := root.storages[number].dies).phase == "backward"]
-    return _Part(
-        modules=inside,
-        forward=(first, end),
-        stop=max(last_made, _stop(root, first, end, saved)),
-        start=asking[0],
-        release=max([asking[-1], *(index for index in deaths if index < span.backward[1])]),
-    )
-
-
-def _is_born(root: Region, number: int, span: ModuleSpan) -> bool:
-    born = root.storages[number].born
-    return born.phase == "forward" and span.forward[0] <= born.index < span.forward[1]
-
-
-def _stop(root: Region, first: int, end: int, saved: dict[str, set[int | str]]) -> int:
-    """Past-the-end op of the second run, which ends where the last tensor is saved."""
-    for index in reversed(range(first, end)):
-        op = root.forward[index]
-        if op.is_view or _name(op) in SAVES_NOTHING or op.module not in saved:
-            continue
-        names = saved[op.module]
-        if any(number in names and root.storages[number].born.index == index for number in op.outputs):
-            return index + 1
-        if not names.isdisjoint((*op.inputs, *op.params)):
-            return index
-    return first
-
-
-def _name(op: OpNode) -> str:
-    return op.target.split(".")[1] if "." in op.target else op.target
-
-
-class _Rewriting:
-    """One rewrite of a region; positions in backward move by the ops that are put in before them."""
-
-    def __init__(self, root: Region, uses: _Uses, parts: tuple[_Part, ...]) -> None:
+    def __init__(self, root: Region, uses: Uses, parts: tuple[Part, ...]) -> None:
         self.root, self.uses, self.parts = root, uses, parts
+        self.num_forward = len(root.forward)
         self.in_order = sorted(range(len(parts)), key=lambda number: parts[number].start)
         self.offsets: dict[int, int] = {}
-        moved = 0
-        for number in self.in_order:
-            self.offsets[number] = parts[number].start + moved
-            moved += parts[number].length
-        self.moved_op = self._moved_ops()
+        self.sources: list[int] = []
+        self.moved: list[int] = []
+        self._interleave()
+        self.num_ops = self.num_forward + len(self.sources)
         self.part_of_op = self._parts_of_ops()
         self.part_of_forward = [_KEPT] * len(root.forward)
         for number, part in enumerate(parts):
             self.part_of_forward[slice(*part.forward)] = [number] * (part.forward[1] - part.forward[0])
-        self.storages: list[StorageInfo] = []
+        self.begins: dict[int, list[int]] = defaultdict(list)
+        for number, part in enumerate(parts):
+            self.begins[part.start].append(number)
         self.copies: list[dict[int, int]] = [{} for _ in parts]
+        self.lives = self._lives()
 
-    def region(self) -> Region:
-        """The region, rewritten."""
-        self._rewrite_storages()
-        backward: list[OpNode] = []
-        waiting = list(self.in_order)
-        for index, op in enumerate(self.root.backward):
-            while waiting and self.parts[waiting[0]].start == index:
-                backward += self._again(waiting.pop(0))
-            owner = self.part_of_op[index]
-            if owner != _KEPT and not self.copies[owner].keys().isdisjoint(op.inputs):
-                op = replace(op, inputs=_renamed(op.inputs, self.copies[owner]))
-            backward.append(op)
-        return replace(
-            self.root,
-            backward=tuple(backward),
-            storages=tuple(self.storages),
-            spans=tuple(self._span(span) for span in self.root.spans),
-        )
+    def _interleave(self) -> None:
+        at, num_backward = 0, len(self.root.backward)
+        for number in self.in_order:
+            part = self.parts[number]
+            self._forward_to(at, part.start)
+            at = part.start
+            self.offsets[number] = len(self.sources)
+            self.sources += range(part.forward[0], part.stop)
+        self._forward_to(at, num_backward)
 
-    def _moved_ops(self) -> list[int]:
-        """New index of each backward op."""
-        moved = []
-        before, waiting = 0, list(self.in_order)
-        for index in range(len(self.root.backward)):
-            while waiting and self.parts[waiting[0]].start <= index:
-                before += self.parts[waiting.pop(0)].length
-            moved.append(index + before)
-        return moved
+    def _forward_to(self, at: int, stop: int) -> None:
+        """Ops of the captured backward, as they are."""
+        self.moved += range(len(self.sources), len(self.sources) + stop - at)
+        self.sources += range(self.num_forward + at, self.num_forward + stop)
 
     def _parts_of_ops(self) -> list[int]:
         found = [_KEPT] * len(self.root.backward)
+        by_forward: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, part in enumerate(self.parts):
+            by_forward[part.forward].append(number)
         for span in self.root.spans:
-            for number, part in enumerate(self.parts):
-                if span.forward == part.forward and span.module in part.modules and span.backward is not None:
+            for number in by_forward.get(span.forward, ()):
+                modules = self.parts[number].modules
+                if span.module in modules and span.backward is not None:
                     for index in range(*span.backward):
-                        if self.root.backward[index].module in part.modules:
+                        if self.root.backward[index].module in modules:
                             found[index] = number
         return found
 
-    def _copied(self, number: int, index: int) -> int:
-        """Backward index of a part's forward op as it runs again."""
+    def again(self, number: int, index: int) -> int:
+        """Place in backward of a part's forward op as it runs again."""
         return self.offsets[number] + index - self.parts[number].forward[0]
+
+    def number(self, moment: Moment, at_caller: int) -> int:
+        """The op of this step at which a moment of the captured one stands."""
+        if moment.phase == "forward":
+            return moment.index
+        return at_caller if moment.phase == "caller" else self.num_forward + self.moved[moment.index]
+
+    def place(self, op: int) -> int:
+        """The op of this step that an op of the captured one has become, numbered through."""
+        return op if op < self.num_forward else self.num_forward + self.moved[op - self.num_forward]
+
+    def places(self, op: int) -> tuple[int, ...]:
+        """The same, and where it runs again."""
+        number = self.part_of_forward[op] if op < self.num_forward else _KEPT
+        if number == _KEPT or op >= self.parts[number].stop:
+            return (self.place(op),)
+        return op, self.num_forward + self.again(number, op)
 
     # -- storages
 
-    def _rewrite_storages(self) -> None:
+    def _lives(self) -> list[Life]:
+        storages, end, shift, moved = self.root.storages, self.num_ops, self.num_forward, self.moved
+        found: list[Life] = []
+        reads = self._reads()
+        holders = self._holders()
+        extra: list[Life] = []
+        total = len(storages)
+        for index, storage in enumerate(storages):
+            born, dies = storage.born, storage.dies
+            home = self.part_of_forward[born.index] if born.phase == "forward" else _KEPT
+            if home == _KEPT and index not in holders:
+                first = born.index if born.phase == "forward" else self.number(born, BEFORE)
+                last = shift + moved[dies.index] if dies.phase == "backward" else self.number(dies, end)
+                found.append((index, first, last))
+                continue
+            by_part = reads.get(index, {})
+            held = max((self.parts[number].release for number in holders.get(index, ()) if number != home), default=-1)
+            found.append((index, self.number(born, BEFORE), self._first_end(index, storage, home, by_part, held)))
+            if home != _KEPT and born.index < self.parts[home].stop:
+                self.copies[home][index] = total + len(extra)
+                again = shift + self.again(home, born.index)
+                extra.append((index, again, shift + self._second_end(index, storage, home, by_part)))
+        return found + extra
+
+    def _reads(self) -> dict[int, dict[int, int]]:
+        """By storage: the last backward op of each part that reads it."""
         reads: dict[int, dict[int, int]] = defaultdict(dict)
         for index, names in enumerate(self.uses.saved):
             for name in names:
                 if isinstance(name, int):
                     reads[name][self.part_of_op[index]] = index
+        return reads
+
+    def _holders(self) -> dict[int, set[int]]:
+        """By storage: the parts that read it in forward."""
         holders: dict[int, set[int]] = defaultdict(set)
         for number, part in enumerate(self.parts):
             for op in self.root.forward[slice(*part.forward)]:
                 for name in op.inputs:
                     holders[name].add(number)
-        extra: list[StorageInfo] = []
-        total = len(self.root.storages)
-        for index, storage in enumerate(self.root.storages):
-            home = self._home(storage)
-            held = max((self.parts[number].release for number in holders[index] if number != home), default=-1)
-            self.storages.append(self._first_life(index, storage, home, reads[index], held))
-            if home != _KEPT and storage.born.index < self.parts[home].stop:
-                self.copies[home][index] = total + len(extra)
-                extra.append(self._second_life(index, storage, home, reads[index]))
-        self.storages += extra
+        return holders
 
-    def _home(self, storage: StorageInfo) -> int:
-        """The part in whose forward a storage is born."""
-        return self.part_of_forward[storage.born.index] if storage.born.phase == "forward" else _KEPT
-
-    def _first_life(self, index: int, storage: StorageInfo, home: int, reads: dict[int, int], held: int) -> StorageInfo:
-        """A storage as the first run makes it; ``held`` is the last op of the parts that hold it as an argument."""
+    def _first_end(self, index: int, storage: StorageInfo, home: int, reads: dict[int, int], held: int) -> int:
+        """Last op of a storage as the first run makes it; parts hold it as an argument up to ``held``, in backward."""
         dies = storage.dies
         if home != _KEPT and storage.kind == "activation" and home in reads:
             others = max((at for number, at in reads.items() if number != home), default=-1)
@@ -310,67 +194,90 @@ class _Rewriting:
                 dies = Moment(phase="backward", index=others)
             else:
                 dies = Moment(phase="forward", index=self.uses.last_forward.get(index, storage.born.index))
-        if held >= 0 and dies != CALLER and storage.born.phase != "backward":
+        if held >= 0 and dies.phase != "caller" and storage.born.phase != "backward":
             before = dies.index if dies.phase == "backward" else -1
-            dies = Moment(phase="backward", index=max(held, before))
-        if storage.born.phase != "backward" and dies == storage.dies and dies.phase != "backward":
-            return storage
-        kind = storage.kind
-        if kind in ("activation", "temporary") and dies != CALLER:
-            kind = "temporary" if storage.born.phase == dies.phase else "activation"
-        return StorageInfo(
-            nbytes=storage.nbytes,
-            born=self._moved(storage.born),
-            dies=self._moved(dies),
-            kind=kind,
-            param=storage.param,
-        )
+            return self.num_forward + self.moved[max(held, before)]
+        return self.number(dies, self.num_ops)
 
-    def _second_life(self, index: int, storage: StorageInfo, home: int, reads: dict[int, int]) -> StorageInfo:
-        """The same storage as the second run makes it."""
+    def _second_end(self, index: int, storage: StorageInfo, home: int, reads: dict[int, int]) -> int:
+        """Last op, in backward, of the same storage as the second run makes it."""
         part = self.parts[home]
-        last = self._copied(home, part.stop - 1)
         if home in reads:
             is_last = storage.kind == "activation" and reads[home] == max(reads.values())
-            dies = self.moved_op[storage.dies.index if is_last else reads[home]]
-        elif storage.dies.phase == "forward":
-            dies = min(last, self._copied(home, storage.dies.index))
-        else:
-            used = [i for i in range(storage.born.index, part.stop) if _touches(self.root.forward[i], index)]
-            dies = self._copied(home, max(used, default=storage.born.index))
-        born = Moment(phase="backward", index=self._copied(home, storage.born.index))
-        return StorageInfo(
-            nbytes=storage.nbytes, born=born, dies=Moment(phase="backward", index=dies), kind="temporary"
-        )
+            return self.moved[storage.dies.index if is_last else reads[home]]
+        if storage.dies.phase == "forward":
+            return min(self.again(home, part.stop - 1), self.again(home, storage.dies.index))
+        used = [i for i in range(storage.born.index, part.stop) if _touches(self.root.forward[i], index)]
+        return self.again(home, max(used, default=storage.born.index))
 
-    def _moved(self, moment: Moment) -> Moment:
-        if moment.phase != "backward":
-            return moment
-        return Moment(phase="backward", index=self.moved_op[moment.index])
+    # -- spans
 
-    # -- ops and spans
-
-    def _again(self, number: int) -> Iterator[OpNode]:
-        part, copies = self.parts[number], self.copies[number]
-        for op in self.root.forward[part.forward[0] : part.stop]:
-            inputs, outputs = _renamed(op.inputs, copies), _renamed(op.outputs, copies)
-            yield replace(op, inputs=inputs, outputs=outputs, is_recompute=True)
-
-    def _span(self, span: ModuleSpan) -> ModuleSpan:
-        """A span's backward, moved; inside a part it begins with what runs again."""
+    def backward_of(self, span: ModuleSpan) -> tuple[int, int] | None:
+        """Where a span's backward stands; inside a part it begins with what runs again."""
         if span.backward is None or span.backward[0] >= span.backward[1]:
-            return span
+            return span.backward
         first, stop = span.backward
-        start, end = self.moved_op[first], self.moved_op[stop - 1] + 1
-        for number, part in enumerate(self.parts):
+        start, end = self.moved[first], self.moved[stop - 1] + 1
+        for number in self._parts_at(span):
+            part = self.parts[number]
             is_inside = span.forward[0] >= part.forward[0] and span.forward[1] <= part.forward[1]
             if is_inside and span.module in part.modules:
                 if span.forward[0] < part.stop:
-                    start = min(start, self._copied(number, span.forward[0]))
-                    end = max(end, self._copied(number, min(span.forward[1], part.stop) - 1) + 1)
+                    start = min(start, self.again(number, span.forward[0]))
+                    end = max(end, self.again(number, min(span.forward[1], part.stop) - 1) + 1)
             elif part.start == first:
                 start = min(start, self.offsets[number])
-        return replace(span, backward=(start, end))
+        return start, end
+
+    def _parts_at(self, span: ModuleSpan) -> list[int]:
+        """The parts that may move a span: those in whose forward it stands, and those that begin where it does."""
+        assert span.backward is not None
+        beside = (span.forward[0] - 1, span.forward[0])
+        here = {self.part_of_forward[at] for at in beside if 0 <= at < self.num_forward} - {_KEPT}
+        return sorted(here.union(self.begins.get(span.backward[0], ())))
+
+
+def _region(root: Region, again: Rerun) -> Region:
+    """The captured region, rewritten."""
+    backward: list[OpNode] = []
+    waiting = list(again.in_order)
+    for index, op in enumerate(root.backward):
+        while waiting and again.parts[waiting[0]].start == index:
+            number = waiting.pop(0)
+            part, copies = again.parts[number], again.copies[number]
+            for each in root.forward[part.forward[0] : part.stop]:
+                inputs, outputs = _renamed(each.inputs, copies), _renamed(each.outputs, copies)
+                backward.append(replace(each, inputs=inputs, outputs=outputs, is_recompute=True))
+        owner = again.part_of_op[index]
+        if owner != _KEPT and not again.copies[owner].keys().isdisjoint(op.inputs):
+            op = replace(op, inputs=_renamed(op.inputs, again.copies[owner]))
+        backward.append(op)
+    num_first = len(root.storages)
+    storages = [_storage(root.storages[life[0]], life, again, at >= num_first) for at, life in enumerate(again.lives)]
+    return replace(
+        root,
+        backward=tuple(backward),
+        storages=tuple(storages),
+        spans=tuple(replace(span, backward=again.backward_of(span)) for span in root.spans),
+    )
+
+
+def _storage(storage: StorageInfo, life: Life, again: Rerun, is_second: bool) -> StorageInfo:
+    born, dies = _moment(life[1], again), _moment(life[2], again)
+    if is_second:
+        return StorageInfo(nbytes=storage.nbytes, born=born, dies=dies, kind="temporary")
+    kind = storage.kind
+    if kind in ("activation", "temporary") and dies != CALLER:
+        kind = "temporary" if born.phase == dies.phase else "activation"
+    return StorageInfo(nbytes=storage.nbytes, born=born, dies=dies, kind=kind, param=storage.param)
+
+
+def _moment(number: int, again: Rerun) -> Moment:
+    if number in (BEFORE, again.num_ops):
+        return CALLER
+    if number < again.num_forward:
+        return Moment(phase="forward", index=number)
+    return Moment(phase="backward", index=number - again.num_forward)
 
 
 def _touches(op: OpNode, storage: int) -> bool:
