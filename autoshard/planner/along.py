@@ -13,12 +13,12 @@ from autoshard.planner.candidate import Candidate
 from autoshard.planner.frame import ChainSpace, RootChoice, to_candidate
 from autoshard.planner.labels import Tables, price
 from autoshard.planner.suffix import IMPOSSIBLE
-from autoshard.planner.sweep import Sweeper, least_peak
+from autoshard.planner.sweep import LONGEST, Sweeper, least_peak
 from autoshard.planner.world import Option, Start, World
 from autoshard.request import Question
 from autoshard.simulate import StepProfile
 
-STAGES = (1, 8)
+STAGES = (1, LONGEST)
 """Group lengths."""
 DEPTH = 1
 """Levels at which blocks are cut."""

@@ -59,12 +59,14 @@ class _Choice:
 class Bounds:
     """Lower bounds of one world under one allowance.
 
+    Where pieces may share units, a piece needs what it does in any of them; alone it needs more.
+
     Attributes:
         first_need: by border: room that the backward of the next place needs, its prefetch included.
     """
 
-    def __init__(self, world: World, allowed_bytes: int) -> None:
-        self.world, self.allowed = world, allowed_bytes
+    def __init__(self, world: World, allowed_bytes: int, longest: int) -> None:
+        self.world, self.allowed, self.is_alone = world, allowed_bytes, longest == 1
         self.single = [world.options(border, 1) for border in range(world.chain.num_borders)]
         self.first_need = self._first_needs()
         self.choices = [[self._choice(border, option) for option in found] for border, found in enumerate(self.single)]
@@ -136,13 +138,21 @@ class Bounds:
         return found
 
     def _own(self, border: int, option: Option) -> int:
-        """Room that the backward of a piece needs, its prefetch by the next one left out."""
-        return option.kept + self.world.floor[border + option.length] + option.ops_top
+        """Room that the backward of a piece needs, the prefetch of the one before it left out."""
+        stop = border + option.length
+        if not self.is_alone:
+            return option.kept + self.world.floor[stop] + option.ops_top
+        behind = min((each.input_bytes for each in self.single[stop]), default=0)
+        top = max(option.pending_top + behind, option.closed_top)
+        return option.kept + self.world.backward_level[stop] + top
 
     def _choice(self, border: int, option: Option) -> _Choice:
         stop = border + option.length
         ahead = option.buffer_bytes if option.reshard else 0
         own = max(self._own(border, option), self.first_need[stop] + option.kept + ahead)
+        if self.is_alone:
+            behind = min((each.input_bytes for each in self.single[stop]), default=0)
+            own = max(own, option.kept + self.world.backward_level[stop] + option.open_top + behind)
         return _Choice(stop, option.kept, own, option.work)
 
     def _kept(self) -> tuple[list[int], list[int]]:

@@ -30,6 +30,8 @@ from autoshard.planner.world import Option, Start
 
 Ids = npt.NDArray[np.int64]
 
+LONGEST = 8
+"""Pieces that share a unit at most."""
 HIGH = COPY_IN
 """Column of the most bytes alive so far, where times do not count."""
 CHUNK = 400_000
@@ -60,11 +62,13 @@ class Sweeper:
 
     def __init__(self, tables: Tables, allowed_bytes: int) -> None:
         self.tables, self.world, self.allowed = tables, tables.world, allowed_bytes
-        self.bounds = Bounds(tables.world, allowed_bytes)
+        self.known: dict[int, Bounds] = {}
 
-    def bound(self, border: int, labels: Column) -> Column:
-        """Least step time from each label."""
-        return self.bounds(border, labels)
+    def bounds(self, longest: int) -> Bounds:
+        """Lower bounds where up to so many pieces share a unit."""
+        if longest not in self.known:
+            self.known[longest] = Bounds(self.world, self.allowed, longest)
+        return self.known[longest]
 
     def root_bound(self) -> int:
         """Least step time of all plans, ``IMPOSSIBLE`` if none fits.
@@ -72,8 +76,8 @@ class Sweeper:
         What a bound adds for a place holds wherever it is grouped, so the starts without groups bound all; but these
         may take more bytes at their own summit than longer ones, which therefore does not count here.
         """
-        starts = self.world.starts(1)
-        return min(int(self.bound(start.stop, start_label(start)[None, :])[0]) for start in starts)
+        bounds, starts = self.bounds(LONGEST), self.world.starts(1)
+        return min(int(bounds(start.stop, start_label(start)[None, :])[0]) for start in starts)
 
     def sweep(self, longest: int, below_ns: int, beam: int | None, limit: int | None = None) -> Swept:
         """The best plan that takes less than ``below_ns``.
@@ -101,7 +105,7 @@ class _Run:
         self.num_labels = 0
         self.lost = IMPOSSIBLE
         self.end: tuple[int, int, int] | None = None
-        self.starts = self.world.starts(longest)
+        self.starts, self.bound = self.world.starts(longest), sweeper.bounds(longest)
         for index, start in enumerate(self.starts):
             if start.high > sweeper.allowed:
                 continue
@@ -137,7 +141,7 @@ class _Run:
         chosen = np.concatenate([each for _, _, each in arrived])
         self.arriving[border] = []
         labels = self._canonical(border, labels)
-        bound = self.sweeper.bound(border, labels)
+        bound = self.bound(border, labels)
         keep = np.nonzero(bound < self.best)[0]
         if self.beam is not None and len(keep) > 20 * self.beam:
             order = np.argsort(bound[keep], kind="stable")
@@ -208,7 +212,7 @@ class _Run:
         """What is open bounds what is not known."""
         for later in range(border + 1, self.world.chain.num_borders - 1):
             for labels, _, _ in self.arriving[later]:
-                bound = self.sweeper.bound(later, self._canonical(later, labels))
+                bound = self.bound(later, self._canonical(later, labels))
                 self.lost = min(self.lost, int(bound.min(initial=IMPOSSIBLE)))
 
     def _plan(self) -> tuple[Start | None, tuple[Option, ...]]:

@@ -66,7 +66,7 @@ def test_no_bound_is_above_a_plan_that_fits(seed: int) -> None:
         for _ in range(8):
             start, options = a_plan(world, random)
             step_ns, peak_bytes = price(tables, start, options)
-            bounds = Bounds(world, peak_bytes)
+            bounds = Bounds(world, peak_bytes, LONGEST)
             label, border = start_label(start)[None, :], start.stop
             for option in options:
                 assert int(bounds(border, label)[0]) <= step_ns
@@ -80,6 +80,6 @@ def test_a_bound_counts_what_the_rest_of_the_chain_needs() -> None:
     space, _, worlds = a_world(3, 6)
     assert space.analysis.space.atoms
     for world in worlds:
-        bounds = Bounds(world, 1)
+        bounds = Bounds(world, 1, LONGEST)
         for start in world.starts(1):
             assert np.all(bounds(start.stop, start_label(start)[None, :]) >= 1 << 60)

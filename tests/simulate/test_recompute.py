@@ -256,3 +256,13 @@ class TestRefusals:
         graph = build(chain(10, 14))
         marked = tuple(replace(node, traits=("checkpointed",)) if node.fqn == "1" else node for node in graph.modules)
         assert "1 does" in self._refused(replace(graph, modules=marked), "1")
+
+
+@pytest.mark.parametrize("name", ["chain, every other", "chain, parts of layers", "nested, inner ones", "called twice"])
+def test_a_profile_is_that_of_the_rewritten_graph(name: str) -> None:
+    """What is rewritten by numbers is the graph that ``recomputed`` makes: its profile has the same curves."""
+    graph, modules = _graph(CASES[name]), CASES[name].plan.recompute
+    profile = profile_step(graph, _question(), modules)
+    rewritten = profile_step(recomputed(graph, modules), _question())
+    for field in ("during", "between", "elapsed_ns", "launched", "labels", "gradients", "runs", "recompute_ns"):
+        assert getattr(profile, field) == getattr(rewritten, field), field
