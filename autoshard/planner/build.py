@@ -54,6 +54,7 @@ class _Builder:
     def world(self) -> World:
         """All that is not written down on demand."""
         chain = self.chain
+        floor, behind = self._floors()
         every = [piece.places for row in self.rows for piece in row.pieces]
         return World(
             chain=chain,
@@ -67,7 +68,8 @@ class _Builder:
             is_serial=self.is_serial,
             settled=self._settled(),
             ops_after=tuple(self._ops_after(border) for border in range(chain.num_borders)),
-            floor=self._floors(),
+            floor=floor,
+            behind=behind,
             make_options=self.options,
             make_starts=self.starts,
         )
@@ -112,18 +114,18 @@ class _Builder:
         backward = tuple(base + int(self.plain.level[at]) + reduced[border] for border, at in enumerate(chain.left))
         return forward, backward
 
-    def _floors(self) -> tuple[int, ...]:
-        """By border: least bytes alive in backward beside what is kept, while the place that ends there computes.
+    def _floors(self) -> tuple[tuple[int, ...], dict[tuple[int, int], int]]:
+        """Least bytes alive in backward at each border beside what is kept, and what the piece behind it adds to them.
 
-        The place behind the border has reduced its gradients, which are on their way, or shares the unit of the one
-        before it and is still unsharded. Those further behind hold at least their gradients, whole or as shards.
+        A piece has reduced its gradients, which are on their way while the one before it computes, or it shares a unit
+        with that one and is still unsharded. Those further behind hold at least their gradients, whole or as shards.
         """
         chain = self.chain
         leaves = [place for place in every_place(chain.places) if not place.parts]
-        least, behind = [0] * chain.num_borders, [0] * chain.num_borders
+        least = [0] * chain.num_borders
         for leaf in reversed(leaves):
             least[leaf.first] = least[leaf.stop] + (0 if leaf.defers else min(self.stock.reduced((leaf,)), 0))
-        nexts: dict[int, list[int]] = {}
+        behind: dict[tuple[int, int], int] = {}
         for row in self.rows:
             joins = False
             for piece, joins_next in zip(row.pieces, row.joins, strict=True):
@@ -131,15 +133,13 @@ class _Builder:
                 here = self.stock.reduced(piece.places) + (reduction.input_bytes if reduction is not None else 0)
                 if joins:
                     here = min(here, unit.unsharded_bytes)
-                nexts.setdefault(piece.first, []).append(here + least[piece.stop] - least[piece.first])
+                here = max(here + least[piece.stop] - least[piece.first], 0)
+                step = piece.first, piece.stop
+                behind[step] = min(here, behind.get(step, here))
                 joins = joins_next
-        for border, found in nexts.items():
-            behind[border] = max(min(found), 0)
-        base = self.backward_level[-1]
-        return tuple(
-            base + int(self.plain.level[at] - self.plain.level[chain.left[-1]]) + least[border] + behind[border]
-            for border, at in enumerate(chain.left)
-        )
+        base = self.backward_level[-1] - int(self.plain.level[chain.left[-1]])
+        floor = tuple(base + int(self.plain.level[at]) + least[border] for border, at in enumerate(chain.left))
+        return floor, behind
 
     def _settled(self) -> tuple[int, ...]:
         """By border: what forward holds there is what was kept in forward (0), to backward (1), or the lesser (2)."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.planner.clocks import BACKWARD, FORWARD, NEVER
-from autoshard.planner.labels import AHEAD, COMPUTE, DUAL, GATHER_NS, HOST, KEPT, SHARD
+from autoshard.planner.labels import AHEAD, COMPUTE, DUAL, GATHER_NS, HOST, KEPT, PENDING, SHARD
 from autoshard.planner.world import Option, World
 
 Column = npt.NDArray[np.int64]
@@ -39,21 +39,8 @@ class _Best:
     time: Column
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A piece with its decisions, as a suffix sees it.
-
-    Attributes:
-        stop: border at which it stops.
-        kept: bytes that it keeps to backward.
-        own: room that its own backward needs before it, and with its parameters ahead of the next one's.
-        work: time that it adds, by path.
-    """
-
-    stop: int
-    kept: int
-    own: int
-    work: tuple[int, ...]
+Step = tuple[int, int]
+"""A piece, by the borders from which to which it reaches."""
 
 
 class Bounds:
@@ -62,18 +49,32 @@ class Bounds:
     Where pieces may share units, a piece needs what it does in any of them; alone it needs more.
 
     Attributes:
-        first_need: by border: room that the backward of the next place needs, its prefetch included.
+        steps: by border: the pieces that begin there, whole or as parts; at the end of the chain the turn.
+        input_bytes: by step: reduce-scatter input of the unit that begins with it, at least.
+        first_need: by step: room that its backward needs, with the prefetch of what stands before it.
     """
 
     def __init__(self, world: World, allowed_bytes: int, longest: int) -> None:
         self.world, self.allowed, self.is_alone = world, allowed_bytes, longest == 1
-        self.single = [world.options(border, 1) for border in range(world.chain.num_borders)]
+        self.last = world.chain.num_borders - 1
+        self.options: dict[Step, list[Option]] = {}
+        self.steps: list[list[Step]] = [[] for _ in range(self.last + 1)]
+        for border in range(self.last):
+            for option in world.options(border, 1):
+                step = border, border + option.length
+                if step not in self.options:
+                    self.options[step] = []
+                    self.steps[border].append(step)
+                self.options[step].append(option)
+        self.turn_step = self.last, self.last
+        self.steps[self.last].append(self.turn_step)
+        self.input_bytes = {step: min(each.input_bytes for each in found) for step, found in self.options.items()}
+        self.input_bytes[self.turn_step] = 0
         self.first_need = self._first_needs()
-        self.choices = [[self._choice(border, option) for option in found] for border, found in enumerate(self.single)]
         self.least_kept, self.most_kept = self._kept()
         self.turn = _turn_times(world)
         self.most = [self._most(path) for path in range(len(PATHS))]
-        self.lists: list[list[_Best | None] | None] = [None] * len(PATHS)
+        self.lists: list[dict[Step, _Best] | None] = [None] * len(PATHS)
 
     def __call__(self, border: int, labels: Column) -> Column:
         """Least step time of any plan that continues each label."""
@@ -83,89 +84,88 @@ class Bounds:
             labels[:, HOST] + labels[:, _HOST_DUAL],
         )
         room = self.allowed - labels[:, KEPT]
-        found = np.where(self.first_need[border] + labels[:, AHEAD] > room, IMPOSSIBLE, 0)
+        steps = []
+        for step in self.steps[border]:
+            has_room = self.first_need[step] + labels[:, AHEAD] <= room
+            steps.append((step, has_room & (labels[:, PENDING] + self.input_bytes[step] <= self.allowed)))
+        found = np.zeros(len(labels), np.int64)
         for path, spent in enumerate(own):
             rest = spent + (self.turn[path] + self.world.ops_after[border][path])
             if path and int(rest.max(initial=0)) + self.most[path][border] <= int(found.min(initial=IMPOSSIBLE)):
                 continue
-            best = self._list(path)[border]
-            if best is None:
-                continue
-            if not len(best.need):
-                found[:] = IMPOSSIBLE
-            else:
-                place = np.searchsorted(best.need, room, "right") - 1
-                found = np.maximum(found, np.where(place < 0, IMPOSSIBLE, rest + best.time[place]))
+            lists = self._list(path)
+            least = np.full(len(labels), IMPOSSIBLE)
+            for step, may in steps:
+                best = lists[step]
+                if len(best.need):
+                    place = np.searchsorted(best.need, room, "right") - 1
+                    least = np.where(may & (place >= 0), np.minimum(least, rest + best.time[place]), least)
+            found = np.maximum(found, least)
         return found
 
-    def _list(self, path: int) -> list[_Best | None]:
+    def _list(self, path: int) -> dict[Step, _Best]:
         found = self.lists[path]
         if found is None:
             found = self.lists[path] = self._suffixes(path)
         return found
 
-    def _suffixes(self, path: int) -> list[_Best | None]:
-        world = self.world
-        last = world.chain.num_borders - 1
-        turn = world.forward_level[-1] + world.turn.top
-        lists: list[_Best | None] = [None] * (last + 1)
-        lists[last] = _Best(np.array([turn]), np.zeros(1, np.int64))
-        for border in reversed(range(last)):
-            terms = [
-                (rest, each.kept, each.own, each.work[path])
-                for each in self.choices[border]
-                if (rest := lists[each.stop]) is not None
-            ]
-            if terms:
-                lists[border] = _joined(
-                    terms, self.allowed - self.most_kept[border], self.allowed - self.least_kept[border]
-                )
+    def _suffixes(self, path: int) -> dict[Step, _Best]:
+        turn = self.world.forward_level[-1] + self.world.turn.top
+        lists = {self.turn_step: _Best(np.array([turn]), np.zeros(1, np.int64))}
+        for border in reversed(range(self.last)):
+            low, high = self.allowed - self.most_kept[border], self.allowed - self.least_kept[border]
+            for step in self.steps[border]:
+                terms = [
+                    (lists[after], option.kept, self._own(step, option, after), option.work[path])
+                    for after in self.steps[step[1]]
+                    for option in self.options[step]
+                ]
+                lists[step] = _joined(terms, low, high)
         return lists
 
     def _most(self, path: int) -> list[int]:
         """By border: most that the places behind it add to a path."""
-        found = [0] * self.world.chain.num_borders
-        for border in reversed(range(len(found) - 1)):
-            found[border] = max((found[each.stop] + each.work[path] for each in self.choices[border]), default=0)
+        found = [0] * (self.last + 1)
+        for border in reversed(range(self.last)):
+            ways = (found[step[1]] + option.work[path] for step in self.steps[border] for option in self.options[step])
+            found[border] = max(ways, default=0)
         return found
 
-    def _first_needs(self) -> list[int]:
-        world = self.world
-        found = [IMPOSSIBLE] * world.chain.num_borders
-        found[-1] = world.forward_level[-1] + world.turn.pending_top
-        for border in range(len(found) - 1):
-            found[border] = min((self._own(border, option) for option in self.single[border]), default=IMPOSSIBLE)
+    def _first_needs(self) -> dict[Step, int]:
+        found = {self.turn_step: self.world.forward_level[-1] + self.world.turn.pending_top}
+        for step, options in self.options.items():
+            after = self.steps[step[1]]
+            found[step] = min((self._backward(step, option, each) for option in options for each in after), default=0)
         return found
 
-    def _own(self, border: int, option: Option) -> int:
-        """Room that the backward of a piece needs, the prefetch of the one before it left out."""
-        stop = border + option.length
+    def _backward(self, step: Step, option: Option, after: Step) -> int:
+        """Room that the backward of a piece needs while what is before it is prefetched, another one behind it."""
+        world, stop = self.world, step[1]
         if not self.is_alone:
-            return option.kept + self.world.floor[stop] + option.ops_top
-        behind = min((each.input_bytes for each in self.single[stop]), default=0)
-        top = max(option.pending_top + behind, option.closed_top)
-        return option.kept + self.world.backward_level[stop] + top
+            return option.kept + world.floor[stop] + world.behind.get(after, 0) + option.ops_top
+        top = max(option.pending_top + self.input_bytes[after], option.closed_top)
+        return option.kept + world.backward_level[stop] + top
 
-    def _choice(self, border: int, option: Option) -> _Choice:
-        stop = border + option.length
+    def _own(self, step: Step, option: Option, after: Step) -> int:
+        """Room that a piece needs with its own backward, and with its parameters ahead of what is behind it."""
         ahead = option.buffer_bytes if option.reshard else 0
-        own = max(self._own(border, option), self.first_need[stop] + option.kept + ahead)
+        own = max(self._backward(step, option, after), self.first_need[after] + option.kept + ahead)
         if self.is_alone:
-            behind = min((each.input_bytes for each in self.single[stop]), default=0)
-            own = max(own, option.kept + self.world.backward_level[stop] + option.open_top + behind)
-        return _Choice(stop, option.kept, own, option.work)
+            opens = self.world.backward_level[step[1]] + option.open_top + self.input_bytes[after]
+            own = max(own, option.kept + opens)
+        return own
 
     def _kept(self) -> tuple[list[int], list[int]]:
         """By border: least and most bytes that the places before it keep."""
-        world = self.world
-        least, most = [IMPOSSIBLE] * world.chain.num_borders, [-IMPOSSIBLE] * world.chain.num_borders
-        for start in world.starts(1):
+        least, most = [IMPOSSIBLE] * (self.last + 1), [-IMPOSSIBLE] * (self.last + 1)
+        for start in self.world.starts(1):
             least[start.stop] = min(least[start.stop], start.kept)
             most[start.stop] = max(most[start.stop], start.kept)
-        for border, choices in enumerate(self.choices):
-            for each in choices:
-                least[each.stop] = min(least[each.stop], least[border] + each.kept)
-                most[each.stop] = max(most[each.stop], most[border] + each.kept)
+        for border in range(self.last):
+            for step in self.steps[border]:
+                kept = [each.kept for each in self.options[step]]
+                least[step[1]] = min(least[step[1]], least[border] + min(kept))
+                most[step[1]] = max(most[step[1]], most[border] + max(kept))
         return least, most
 
 

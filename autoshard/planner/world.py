@@ -195,7 +195,9 @@ class World:
         is_serial: nothing overlaps.
         ops_after: by border: time of the ops behind it in forward and backward that all plans run, on the compute
             stream, the communicator and the host.
-        floor: by border: least bytes alive in backward beside what is kept, while the place that ends there computes.
+        floor: by border: least bytes alive in backward beside what is kept, whatever the units behind it are.
+        behind: by piece, as the borders between which it stands: bytes that it adds to the floor at its first border
+            at least, while the place before it computes.
         settled: by border: what forward holds there is what was kept in forward (0), to backward (1), or the lesser of
             the two (2).
         make_options: of a border, with groups of up to so many pieces.
@@ -214,6 +216,7 @@ class World:
     settled: tuple[int, ...]
     ops_after: tuple[tuple[int, int, int], ...]
     floor: tuple[int, ...]
+    behind: dict[tuple[int, int], int]
     make_options: Callable[[int, int], tuple[Option, ...]]
     make_starts: Callable[[int], tuple[Start, ...]]
 
