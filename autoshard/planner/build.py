@@ -68,6 +68,7 @@ class _Builder:
             is_serial=self.is_serial,
             settled=self._settled(),
             ops_after=tuple(self._ops_after(border) for border in range(chain.num_borders)),
+            unit_host_ns=self.setup.unit_host_ns,
             floor=floor,
             behind=behind,
             make_options=self.options,
@@ -280,7 +281,7 @@ class _Builder:
         reshard: bool,
     ) -> tuple[int, int, int]:
         """Time that no plan with this unit avoids on each stream beside the ops that all plans run."""
-        compute = launch = 0
+        compute, launch = 0, len(members) * self.setup.unit_host_ns
         for place, repeats in zip(members, again, strict=True):
             found = self.repeat(place) if repeats else None
             if found is not None:

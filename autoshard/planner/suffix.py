@@ -55,7 +55,7 @@ class Bounds:
     """
 
     def __init__(self, world: World, allowed_bytes: int, longest: int) -> None:
-        self.world, self.allowed, self.is_alone = world, allowed_bytes, longest == 1
+        self.world, self.allowed, self.longest, self.is_alone = world, allowed_bytes, longest, longest == 1
         self.last = world.chain.num_borders - 1
         self.options: dict[Step, list[Option]] = {}
         self.steps: list[list[Step]] = [[] for _ in range(self.last + 1)]
@@ -116,18 +116,28 @@ class Bounds:
             low, high = self.allowed - self.most_kept[border], self.allowed - self.least_kept[border]
             for step in self.steps[border]:
                 terms = [
-                    (lists[after], option.kept, self._own(step, option, after), option.work[path])
+                    (lists[after], option.kept, self._own(step, option, after), self._work(option, path))
                     for after in self.steps[step[1]]
                     for option in self.options[step]
                 ]
                 lists[step] = _joined(terms, low, high)
         return lists
 
+    def _work(self, option: Option, path: int) -> int:
+        """Time that a piece adds to a path; where pieces share units, one hook in backward serves so many at most."""
+        if PATHS[path] == "host" or self.world.is_serial:
+            return option.work[path] + self.world.unit_host_ns // self.longest
+        return option.work[path]
+
     def _most(self, path: int) -> list[int]:
         """By border: most that the places behind it add to a path."""
         found = [0] * (self.last + 1)
         for border in reversed(range(self.last)):
-            ways = (found[step[1]] + option.work[path] for step in self.steps[border] for option in self.options[step])
+            ways = (
+                found[step[1]] + self._work(option, path)
+                for step in self.steps[border]
+                for option in self.options[step]
+            )
             found[border] = max(ways, default=0)
         return found
 

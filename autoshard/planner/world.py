@@ -52,7 +52,7 @@ class Option:
         input_bytes: its reduce-scatter input.
         reduces: it has gradients to reduce.
         work: what it adds at least on the compute stream, the communicator and the host to the ops that all plans run,
-            as sums over its members.
+            the hook of its backward left out, as sums over its members.
     """
 
     level: int
@@ -195,6 +195,7 @@ class World:
         is_serial: nothing overlaps.
         ops_after: by border: time of the ops behind it in forward and backward that all plans run, on the compute
             stream, the communicator and the host.
+        unit_host_ns: host time of a unit's hooks in one direction.
         floor: by border: least bytes alive in backward beside what is kept, whatever the units behind it are.
         behind: by piece, as the borders between which it stands: bytes that it adds to the floor at its first border
             at least, while the place before it computes.
@@ -215,6 +216,7 @@ class World:
     is_serial: bool
     settled: tuple[int, ...]
     ops_after: tuple[tuple[int, int, int], ...]
+    unit_host_ns: int
     floor: tuple[int, ...]
     behind: dict[tuple[int, int], int]
     make_options: Callable[[int, int], tuple[Option, ...]]

@@ -20,14 +20,14 @@ from tests.planner.test_oracle import a_question, small_model
 LONGEST = 4
 
 
-def a_plan(world: World, random: Random) -> tuple[Start, list[Option]]:
+def a_plan(world: World, random: Random, longest: int = LONGEST) -> tuple[Start, list[Option]]:
     """A random plan; a start may end in the midst of places that are never parted, where nothing begins."""
     last = world.chain.num_borders - 1
-    starts = [each for each in world.starts(LONGEST) if each.stop == last or world.options(each.stop, LONGEST)]
+    starts = [each for each in world.starts(longest) if each.stop == last or world.options(each.stop, longest)]
     start, options = random.choice(starts), []
     border = start.stop
     while border < last:
-        options.append(random.choice(world.options(border, LONGEST)))
+        options.append(random.choice(world.options(border, longest)))
         border += options[-1].length
     return start, options
 
@@ -56,17 +56,18 @@ def test_random_plans_have_the_price_of_the_fold(seed: int) -> None:
             assert price(Tables(world), start, options) == (timeline.step_ns, timeline.peak_bytes)
 
 
+@pytest.mark.parametrize("longest", [1, LONGEST])
 @pytest.mark.parametrize("seed", range(12))
-def test_no_bound_is_above_a_plan_that_fits(seed: int) -> None:
+def test_no_bound_is_above_a_plan_that_fits(seed: int, longest: int) -> None:
     """Along a plan, with exactly the room that it takes, each label's bound is at most the step of the plan."""
     _, _, worlds = a_world(seed, 8)
     random = Random(seed)
     for world in worlds:
         tables = Tables(world)
         for _ in range(8):
-            start, options = a_plan(world, random)
+            start, options = a_plan(world, random, longest)
             step_ns, peak_bytes = price(tables, start, options)
-            bounds = Bounds(world, peak_bytes, LONGEST)
+            bounds = Bounds(world, peak_bytes, longest)
             label, border = start_label(start)[None, :], start.stop
             for option in options:
                 assert int(bounds(border, label)[0]) <= step_ns
