@@ -1,8 +1,9 @@
 """The search: the exact sweep along the chain, beside what people use today, all priced by the same fold.
 
 Where a model has so few plans that all can be priced, they are. Else the sweep proves its answer where nothing was left
-out but what cannot be better. The plan that it returns is priced again by ``simulate``; where the two prices differ, or
-the model is no chain, candidates made by rule take part, and the answer states a bound and a gap. Every legal baseline
+out but what cannot be better. The plan that it returns is priced again by ``simulate``; where the sweep counted less
+memory its time is a bound all the same; where the two differ otherwise, or the model is no chain, candidates made by
+rule take part, and the answer states a bound and a gap. Every legal baseline
 that fits is a candidate, so the plan is never worse than any.
 """
 
@@ -65,9 +66,14 @@ def search(
         answer = _along(chain, question, best_ns)
         space, is_exact = CHAIN, chain.is_exact and answer is not None
         if answer is not None and answer.candidate is not None:
+            # Where the world counts too little memory its best time still bounds all; too much of either never may be.
             timeline = prices(answer.candidate)
-            is_exact &= (timeline.step_ns, timeline.peak_bytes) == (answer.step_ns, answer.peak_bytes)
-            if prices.fits(answer.candidate):
+            excess = timeline.peak_bytes - answer.peak_bytes
+            is_exact &= timeline.step_ns == answer.step_ns and excess >= 0
+            if not prices.fits(answer.candidate) and question.objective == "time":
+                less = chain.fastest(question.allowed_bytes - excess, best_ns)
+                fitting += [less.candidate] if less.candidate is not None and prices.fits(less.candidate) else []
+            elif prices.fits(answer.candidate):
                 fitting.append(answer.candidate)
         if not is_exact or not fitting or question.objective == "memory":
             # Finer cuts than the chain's take longer and need less: where nothing else fits they are the answer.
