@@ -59,25 +59,30 @@ class ChainSearch:
 
     Attributes:
         is_chain: the model is a chain, so that there is something to walk along.
+        is_whole: it is one whatever the root holds of what may be left to it.
+        is_exact: no world of a chain prices its reference plan otherwise than the fold.
     """
 
     def __init__(self, graph: ModelGraph, analysis: Analysis, question: Question, profile: StepProfile) -> None:
         self.space = ChainSpace(graph, analysis, question, profile)
         self.worlds: dict[RootChoice, Tables | None] = {}
+        self.has_false = False
         self.is_true: dict[RootChoice, bool] = {}
         every = set(self.space.recomputable) == set(analysis.space.recomputable)
         is_asked = graph.frontend != "tree" and question.num_shards > 1 and (every or question.recompute != "full")
         self.choices = tuple(self.space.root_choices()) if is_asked else ()
         self.choices = tuple(choice for choice in self.choices if self._world(choice) is not None)
         self.is_chain = bool(self.choices)
-        self.is_exact = self.is_chain and None not in self.worlds.values()
+        self.is_whole = None not in self.worlds.values()
+        self.is_exact = self.is_chain and not self.has_false
 
     def _world(self, choice: RootChoice) -> Tables | None:
         if choice not in self.worlds:
             world = self.space.world(choice, DEPTH)
             tables = None if world is None else Tables(world)
-            is_true = tables is not None and self.space.is_true(choice, tables)
-            self.worlds[choice] = tables if is_true else None
+            if tables is not None and not self.space.is_true(choice, tables):
+                self.has_false, tables = True, None
+            self.worlds[choice] = tables
         return self.worlds[choice]
 
     def fastest(self, allowed_bytes: int, known_ns: int | None) -> ChainAnswer:

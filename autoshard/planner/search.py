@@ -29,6 +29,7 @@ CHAIN = (
     f"units of up to {STAGES[-1]} neighbours, none nested, small modules with their follower, blocks behind the "
     "first cut into their parts, reshard per unit, recompute per block, what the root holds; and the baselines"
 )
+CHAIN_IN_PART = f"{CHAIN}; modules that run beside others in the root, or by rule"
 CHAIN_AND_RULES = f"{CHAIN}; finer cuts by rule, since nothing else fits"
 RULES = (
     "no chain: one unit a block, large modules as units, finer cuts, the tail grouped, reshard per unit, first blocks "
@@ -64,7 +65,8 @@ def search(
         chain = ChainSearch(graph, analysis, question, profile)
         best_ns = min((prices(chosen).step_ns for chosen in fitting), default=None)
         answer = _along(chain, question, best_ns)
-        space, is_exact = CHAIN, chain.is_exact and answer is not None
+        is_whole, is_exact = chain.is_whole, chain.is_exact and answer is not None
+        space = CHAIN if is_whole else CHAIN_IN_PART
         if answer is not None and answer.candidate is not None:
             # Where the world counts too little memory its best time still bounds all; too much of either never may be.
             timeline = prices(answer.candidate)
@@ -75,7 +77,7 @@ def search(
                 fitting += [less.candidate] if less.candidate is not None and prices.fits(less.candidate) else []
             elif prices.fits(answer.candidate):
                 fitting.append(answer.candidate)
-        if not is_exact or not fitting or question.objective == "memory":
+        if not (is_exact and is_whole and fitting) or question.objective == "memory":
             # Finer cuts than the chain's take longer and need less: where nothing else fits they are the answer.
             if not is_exact or not fitting:
                 space, is_exact = (CHAIN_AND_RULES if is_exact else RULES), False
