@@ -62,6 +62,7 @@ class _Builder:
             turn=self._turn(),
             forward_level=self.forward_level,
             backward_level=self.backward_level,
+            backward_levels=np.array(self.backward_level, np.int64),
             reshards_root=self.root.reshard,
             has_input=self.root.num_shards > 1 and all(self.unit(piece)[1] is not None for piece in every),
             replicas=self.setup.num_replicas,

@@ -134,7 +134,7 @@ def extend(world: World, border: int, labels: Column, chosen: Choices) -> Extens
     before = world.forward_level[border] + (held, kept, np.minimum(held, kept))[world.settled[border]]
     found[:, :, HELD], found[:, :, KEPT] = held + size["held"], kept + size["kept"]
     found[:, :, DEFERRED : GATHER_NS + 1] = chosen.own
-    level = found[:, :, KEPT] + np.asarray(world.backward_level)[border + size["length"]]
+    level = found[:, :, KEPT] + world.backward_levels[border + size["length"]]
     high = np.maximum(before + np.maximum(size["deferred_top"] + deferred, size["forward_top"]), 0)
     high = np.maximum(high, pending + size["input_bytes"])
     high = np.maximum(high, level + size["closed_top"] + ahead)

@@ -189,6 +189,7 @@ class World:
         turn: forward to backward.
         forward_level: by border: bytes alive in forward beside what is kept.
         backward_level: by border: the same in backward.
+        backward_levels: the same as an array.
         reshards_root: the root reshards after forward.
         has_input: every unit has gradients to reduce, over more than one shard.
         replicas: size of the replicate axis.
@@ -210,6 +211,7 @@ class World:
     turn: Turn
     forward_level: tuple[int, ...]
     backward_level: tuple[int, ...]
+    backward_levels: Row
     reshards_root: bool
     has_input: bool
     replicas: int
