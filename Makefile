@@ -84,7 +84,7 @@ bench-oracle: $(VENV)/.installed-dev  ## compare the search with brute force on 
 	$(BIN)/python benchmarks/oracle.py
 
 bench-search: $(VENV)/.installed-dev  ## time the planning of large models, capture apart
-	$(BIN)/python benchmarks/search.py
+	$(BIN)/python -m benchmarks.search
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

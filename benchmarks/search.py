@@ -1,72 +1,79 @@
-"""Planning time of large models, capture apart: python benchmarks/search.py [name ...].
+"""Planning time of large models, capture apart: python -m benchmarks.search [name ...].
 
-Baselines, preparation and the last pricing are included. Each model is built on meta from its published sizes.
+Analysis, profiles, baselines, the search, verification and the last pricing are included: all that follows capture. The
+times are seconds of CPU in this process, where each model has been captured once before; each is built on meta from its
+published sizes. What collectives take over what ops take says how far a step is from being bound by communication.
 """
 
 import sys
 import time
+import warnings
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+import transformers
 
-from autoshard.analysis import analyze
 from autoshard.capture import capture
 from autoshard.errors import InfeasibleBudgetError
-from autoshard.planner import baselines, search
+from autoshard.pipeline import Answer, plan_graph
 from autoshard.request import Request, resolve
-from autoshard.simulate import profile_step
 from autoshard.sizes import format_bytes, format_ns
-from autoshard.verify import verify_plan
+from benchmarks.scale.cases import CONFIGS
 
 MODELS = {
-    "llama-8b": (dict(hidden=4096, inner=14336, layers=32, heads=32), 8, ("40GB", "50GB", "70GB")),
-    "llama-70b": (dict(hidden=8192, inner=28672, layers=80, heads=64), 64, ("40GB", "60GB", "70GB")),
-    "llama-405b": (dict(hidden=16384, inner=53248, layers=126, heads=128), 256, ("60GB", "70GB")),
+    "llama-3.1-8b": (1, 8192, (("h100-80gb", 8, ("40GB", "50GB", None)),)),
+    "llama-3.1-70b": (1, 8192, (("h100-80gb", 64, ("40GB", None)), ("h100-80gb", 512, (None,)))),
+    "llama-3.1-405b": (1, 8192, (("h100-80gb", 512, (None,)), ("b200", 256, (None,)))),
+    "deepseek-v3": (1, 4096, (("h200", 2048, (None,)), ("b200", 1024, (None,)))),
 }
-"""Sizes, devices and allowances."""
+"""Batch, tokens, and the devices with their allowances, ``None`` for what they have."""
 
 
-def model_of(hidden: int, inner: int, layers: int, heads: int) -> torch.nn.Module:
-    config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
+def model_of(name: str) -> torch.nn.Module:
+    """The model of a configuration, on meta."""
+    config = dict(CONFIGS[name])
+    kind, architecture = config.pop("model_type"), config.pop("architectures")[0]
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        model: torch.nn.Module = getattr(transformers, architecture)(
+            transformers.AutoConfig.for_model(kind, **config, use_cache=False)
+        )
+    return model
+
+
+def communication(answer: Answer) -> float:
+    """Time of all collectives over that of all ops, for one unit a block that reshards."""
+    setup = answer.found.timeline.setup
+    wire = 0
+    for unit in setup.units:
+        wire += (1 + unit.reshard) * unit.gather_ns
+        reduction = unit.reduction([key for key, _ in unit.gradients])
+        wire += reduction.reduce_scatter_ns if reduction is not None else 0
+    return wire / setup.profile.compute_ns
 
 
 def main() -> None:
+    """Plan each and print."""
+    warnings.simplefilter("ignore")
     for name in sys.argv[1:] or MODELS:
-        sizes, devices, allowances = MODELS[name]
-        ids = torch.zeros(1, 8192, dtype=torch.long)
+        batch, seq, worlds = MODELS[name]
+        ids = torch.zeros(batch, seq, dtype=torch.long)
         inputs = ((), {"input_ids": ids, "labels": ids})
-        graph = capture(model_of(**sizes), inputs, compute_dtype="bfloat16", device_kind="cuda")
-        for memory in allowances:
-            question = resolve(Request(device="h100-80gb", devices=devices, memory=memory))
-            analysis = analyze(graph, num_shards=question.num_shards)
-            started = time.monotonic()
-            profile = profile_step(graph, question)
-            known = baselines(graph, analysis, question)
-            legal = [
-                base
-                for base in known
-                if not any(each.severity == "error" for each in verify_plan(base.decisions, graph, analysis))
-            ]
-            try:
-                found = search(graph, analysis, question, profile, legal)
-            except InfeasibleBudgetError as error:
-                what = f"infeasible, {format_bytes(error.missing_bytes)} missing"
-            else:
-                timeline = found.timeline
-                what = f"{format_ns(timeline.step_ns)}, {format_bytes(timeline.peak_bytes)}, {found.optimal.status}"
-                what += f", gap {100 * found.optimal.gap:.3f} %"
-            print(f"{name}, {devices} devices, {memory}: {time.monotonic() - started:.2f} s, {what}", flush=True)
+        graph = capture(model_of(name), inputs, compute_dtype="bfloat16", device_kind="cuda")
+        for device, devices, allowances in worlds:
+            for memory in allowances:
+                more = {} if memory is None else {"memory": memory}
+                question = resolve(Request(device=device, devices=devices, **more))
+                started = time.process_time()
+                try:
+                    answer = plan_graph(graph, question)
+                except InfeasibleBudgetError as error:
+                    what = f"infeasible, {format_bytes(error.missing_bytes)} missing"
+                else:
+                    found = answer.found
+                    what = f"{format_ns(found.timeline.step_ns)}, {format_bytes(found.timeline.peak_bytes)}, "
+                    what += f"{found.optimal.status}, gap {100 * found.optimal.gap:.3f} %, "
+                    what += f"communication over compute {communication(answer):.2f}"
+                seconds = time.process_time() - started
+                print(f"{name}, {devices} x {device}, {memory or 'all'}: {seconds:.2f} s of CPU, {what}", flush=True)
 
 
 if __name__ == "__main__":
