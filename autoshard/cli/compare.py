@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from autoshard.cli.collection import seldom_collected
 from autoshard.cli.options import add_request_options, add_subject_arguments, read_request
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the scores as JSON and nothing else")
 
 
+@seldom_collected
 def run(args: argparse.Namespace) -> int:
     """Score and print."""
     from autoshard.studies import compare_plans

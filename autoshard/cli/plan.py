@@ -5,6 +5,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from autoshard.cli.collection import seldom_collected
 from autoshard.cli.dump import DUMPS, format_dump, format_record
 from autoshard.cli.options import add_attention_option, add_request_options, positive, read_request
 from autoshard.cli.output import write_bytes, write_error, write_text
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--quiet", action="store_true", help="print one line, and no progress")
 
 
+@seldom_collected
 def run(args: argparse.Namespace) -> int:
     """Plan, write and print."""
     request = read_request(args)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from autoshard.cli.collection import seldom_collected
 from autoshard.cli.options import add_request_options, add_subject_arguments, positive, read_request
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
@@ -66,6 +67,7 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text} is not {error}") from None
 
 
+@seldom_collected
 def run(args: argparse.Namespace) -> int:
     """Ask and print."""
     from autoshard.studies import sweep

@@ -7,6 +7,7 @@ import sys
 
 import msgspec
 
+from autoshard.cli.collection import seldom_collected
 from autoshard.cli.options import add_attention_option, positive
 from autoshard.cli.output import write_bytes, write_error, write_text
 from autoshard.cli.progress import Progress
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--all", action="store_true", help="show notes and every repeated finding too")
 
 
+@seldom_collected
 def run(args: argparse.Namespace) -> int:
     """Verify and print."""
     plan = load_plan(args.plan)
