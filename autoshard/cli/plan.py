@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from autoshard.cli.collection import seldom_collected
+from autoshard.cli.deferred import defer_compiler
 from autoshard.cli.dump import DUMPS, format_dump, format_record
 from autoshard.cli.options import add_attention_option, add_request_options, positive, read_request
 from autoshard.cli.output import write_bytes, write_error, write_text
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @seldom_collected
 def run(args: argparse.Namespace) -> int:
     """Plan, write and print."""
+    defer_compiler()
     request = read_request(args)
     # Told before torch is imported and any work is done.
     resolve(request)
