@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from autoshard.capture.dtype_reads import DtypeReads
 from autoshard.capture.fitting import fitted
 from autoshard.capture.values import Values
 
@@ -35,15 +36,15 @@ EFFICIENT_ALIGNMENT = {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8}
 class TargetFunctions(TorchFunctionMode):
     """Context in which functions do what they do on the target device, and take fake tensors where they need data.
 
-    ``values`` is asked whether sizes were assumed.
+    ``values`` is asked whether sizes were assumed, ``dtype_reads`` sees every function.
 
     Attributes:
         kernels: how often each attention kernel was picked.
     """
 
-    def __init__(self, device_kind: str, values: Values) -> None:
+    def __init__(self, device_kind: str, values: Values, dtype_reads: DtypeReads | None = None) -> None:
         super().__init__()
-        self._values = values
+        self._values, self._dtype_reads = values, dtype_reads
         self._is_cuda = device_kind == "cuda"
         self._patches = ExitStack()
         self.kernels: dict[str, int] = {}
@@ -59,6 +60,8 @@ class TargetFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Exchange attention and ``torch.tensor`` of tensors; pass on everything else."""
+        if self._dtype_reads is not None:
+            self._dtype_reads.see(func, args)
         args, kwargs = _on_cpu(func, args, kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0]

@@ -17,6 +17,7 @@ from torch import nn
 
 from autoshard.capture.answers import Origin
 from autoshard.capture.attention import TargetFunctions
+from autoshard.capture.dtype_reads import DtypeReads
 from autoshard.capture.fake import FakeMode, FakeModel
 from autoshard.capture.gpu_only import CODE, remedy_without_gpu
 from autoshard.capture.inputs import Pair, fake_pair
@@ -33,7 +34,7 @@ from autoshard.capture.tracer import Tracer
 from autoshard.capture.tree import ModuleTree
 from autoshard.capture.values import Values, may_keep
 from autoshard.errors import AutoshardError, CaptureError
-from autoshard.ir import ModuleSpan, OpNode, Region, StorageInfo
+from autoshard.ir import DtypeRead, ModuleSpan, OpNode, Region, StorageInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ def trace_step(
     log, values = StorageLog(), Values()
     stack = ModuleStack(tree, log)
     tracer = Tracer(log, stack, values)
+    dtype_reads = DtypeReads(tree, stack, log, dtype)
     with quiet_machine(), FakeModel(tree, mode, dtype) as fake:
         (args, kwargs), given = fake_pair(pair, mode, values, dtype)
         _introduce(log, values, tree, fake, given)
@@ -121,7 +123,7 @@ def trace_step(
             watching_python(values.answers),
             stack.watching(),
             mode,
-            TargetFunctions(device_kind, values),
+            TargetFunctions(device_kind, values, dtype_reads),
             tracer,
             _errors(stack, log),
         ):
@@ -132,7 +134,7 @@ def trace_step(
         storages = log.finish({key: found[key] for key in tree.params if key in found})
         replaced = {key for key, param in fake.params.items() if not _is_in_place(key, param, log)}
         result = Traced(
-            region=_region(log, stack, storages),
+            region=_region(log, stack, storages, dtype_reads.reads()),
             loss=how,
             num_calls=dict(stack.num_calls),
             readers={key: tuple(stacks) for key, stacks in tracer.readers.items()},
@@ -151,7 +153,7 @@ def trace_step(
         del grads
         twins = _let_go(fake)
     # From here on a tensor of the step lives only where somebody else keeps it.
-    del args, kwargs, given, fake, values, tracer, stack
+    del args, kwargs, given, fake, values, tracer, stack, dtype_reads
     if log.has_left_over() or any(twin() is not None for twin in twins):
         result = replace(result, kept=left_over(mode))
     return result
@@ -268,7 +270,9 @@ def _traits(stack: ModuleStack, tracer: Tracer) -> dict[str, frozenset[str]]:
     return {module: frozenset(found) for module, found in traits.items()}
 
 
-def _region(log: StorageLog, stack: ModuleStack, storages: tuple[StorageInfo, ...]) -> Region:
+def _region(
+    log: StorageLog, stack: ModuleStack, storages: tuple[StorageInfo, ...], dtype_reads: tuple[DtypeRead, ...]
+) -> Region:
     for index, (op, made_by) in enumerate(zip(log.backward, log.backward_spans, strict=True)):
         if made_by is not None and op.params and not op.is_view and not op.is_recompute:
             for key in op.params:
@@ -287,6 +291,7 @@ def _region(log: StorageLog, stack: ModuleStack, storages: tuple[StorageInfo, ..
         backward=tuple(log.backward),
         storages=storages,
         spans=tuple(_span_info(span) for span in stack.spans),
+        dtype_reads=dtype_reads,
     )
 
 

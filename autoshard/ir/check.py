@@ -136,6 +136,7 @@ def _regions(graph: ModelGraph) -> Iterator[str]:
         yield from (where + text for text in _ops(region, params, nodes))
         yield from (where + text for text in _storages(region, params))
         yield from (where + text for text in _spans(region, nodes))
+        yield from (where + text for text in _dtype_reads(region, params, nodes))
         yield from (where + text for text in _calls(region, nodes, known))
         known[region.name] = region
     if graph.regions and not any(region.calls for region in graph.regions):
@@ -233,6 +234,20 @@ def _spans(region: Region, nodes: dict[str, ModuleNode]) -> Iterator[str]:
         if open_spans and end > open_spans[-1].forward[1]:
             yield f"{name} ends after the span of {open_spans[-1].module!r}, in which it starts"
         open_spans.append(span)
+
+
+def _dtype_reads(region: Region, params: dict[str, ParamInfo], nodes: dict[str, ModuleNode]) -> Iterator[str]:
+    for read in region.dtype_reads:
+        name = f"the dtype of {read.param!r} asked in {read.module!r}"
+        if read.param not in params:
+            yield f"{name}: the parameter does not exist"
+        if read.module not in nodes:
+            yield f"{name}: the module does not exist"
+        for stop in (read.stored_stop, read.cast_stop):
+            if not 0 <= read.position <= stop <= len(region.forward):
+                yield f"{name} covers forward {read.position}:{stop}, outside the region"
+        if min(read.stored_bytes, read.cast_bytes) < 0:
+            yield f"{name} has a negative size"
 
 
 def _calls(region: Region, nodes: dict[str, ModuleNode], known: dict[str, Region]) -> Iterator[str]:

@@ -227,6 +227,32 @@ class ModuleSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DtypeRead:
+    """Where a forward asks a parameter of another module for its dtype and brings a tensor to it.
+
+    Nothing is copied in the trace, where parameters have the compute dtype. Where the parameter is sharded it has its
+    stored one: the tensor is copied to it, and back where it enters the parameter's unit.
+
+    Attributes:
+        param: its key.
+        module: FQN of the module that asks.
+        position: forward op before which it asks.
+        stored_bytes: bytes of the copy in the stored dtype.
+        stored_stop: past-the-end forward position up to which it is held.
+        cast_bytes: bytes of the tensor as it was, if the caller holds it beside its copy, else 0.
+        cast_stop: past-the-end forward position up to which that is held.
+    """
+
+    param: str
+    module: str
+    position: int
+    stored_bytes: int
+    stored_stop: int
+    cast_bytes: int
+    cast_stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Where a region stands inside its caller.
 
@@ -257,6 +283,7 @@ class Region:
         storages: what the ops read and write, by index.
         spans: the module runs inside the region, in the order of their start, outer before inner.
         calls: the regions called from here, in forward order.
+        dtype_reads: where parameters are asked for their dtype from outside, in order.
     """
 
     name: str
@@ -266,6 +293,7 @@ class Region:
     storages: tuple[StorageInfo, ...]
     spans: tuple[ModuleSpan, ...]
     calls: tuple[Call, ...] = ()
+    dtype_reads: tuple[DtypeRead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from autoshard.ir.graph import ModelGraph, ModuleSpan, OpNode, Region, StorageInfo
+from autoshard.ir.graph import DtypeRead, ModelGraph, ModuleSpan, OpNode, Region, StorageInfo
 
 NUMBERS: dict[type, tuple[str, ...]] = {
     OpNode: ("flops", "bytes_read", "bytes_written"),
     StorageInfo: ("nbytes",),
     ModuleSpan: ("input_bytes", "output_bytes"),
+    DtypeRead: ("stored_bytes", "cast_bytes"),
 }
 """What depends on sizes; everything else of a region has to be the same at each."""
 
@@ -71,7 +72,7 @@ def extrapolated(samples: tuple[ModelGraph, ModelGraph, ModelGraph], steps: int)
                 name: tuple(
                     _scaled(steps, *nodes) for nodes in zip(*(getattr(region, name) for region in mine), strict=True)
                 )
-                for name in ("forward", "backward", "storages", "spans")
+                for name in ("forward", "backward", "storages", "spans", "dtype_reads")
             },
         )
         for mine in zip(*(graph.regions for graph in samples), strict=True)
@@ -108,7 +109,7 @@ def _region_difference(one: Region, other: Region, numbers: bool) -> str:
                 return f"{where} ({op.target}) differs in {_fields(op, twin, numbers)}"
         if len(mine) != len(theirs):
             return f"{phase} runs {len(mine)} and {len(theirs)} ops"
-    for name in ("storages", "spans"):
+    for name in ("storages", "spans", "dtype_reads"):
         mine, theirs = getattr(one, name), getattr(other, name)
         if len(mine) != len(theirs):
             return f"it has {len(mine)} and {len(theirs)} {name}"

@@ -5,6 +5,7 @@ Nothing here decides anything: it is what people read. The whole timeline, event
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 
 from autoshard.ir import LOSS, ModelGraph
 from autoshard.plan.schema import Part, PhasePeak, Stretch
@@ -120,8 +121,13 @@ def _alive_units(timeline: Timeline, stop: int, made: str, freed: str) -> set[in
 def _activations(timeline: Timeline, graph: ModelGraph, event: int, op: int) -> dict[str, int]:
     """By the module whose op made them, numbers of repeated modules as ``*``."""
     rewritten = recomputed(graph, timeline.setup.profile.recompute)
-    alive = alive_activations(rewritten, op=op, position=timeline.events[event].start)
-    return _summed((_place(module), size) for module, size in alive)
+    position = timeline.events[event].start
+    alive = alive_activations(rewritten, op=op, position=position)
+    moment = op if op >= 0 else position
+    copies = (
+        (copy.module, copy.num_bytes) for copy in timeline.setup.profile.copies if copy.start <= moment < copy.stop
+    )
+    return _summed((_place(module), size) for module, size in chain(alive, copies))
 
 
 def _place(module: str) -> str:

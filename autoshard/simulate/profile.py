@@ -60,6 +60,23 @@ class ModuleRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A copy that is made under a plan and not in the captured step; counted in ``during`` and ``between`` already.
+
+    Attributes:
+        module: that makes it.
+        start: op from which on it is alive.
+        stop: past-the-end op.
+        num_bytes: its size.
+    """
+
+    module: str
+    start: int
+    stop: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
     """A step on one device without any sharding.
 
@@ -78,6 +95,7 @@ class StepProfile:
         launch_ns: host time of one kernel.
         recompute: the modules that recompute, beside those that do so by themselves.
         recompute_ns: device time of the ops that run forward code again.
+        copies: what a plan adds to the captured activations.
     """
 
     num_forward: int
@@ -94,6 +112,7 @@ class StepProfile:
     launch_ns: int
     recompute: tuple[str, ...] = ()
     recompute_ns: int = 0
+    copies: tuple[Copy, ...] = ()
 
     @property
     def num_ops(self) -> int:

@@ -6,6 +6,7 @@ from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.plan import Decisions
 from autoshard.request import Question
+from autoshard.simulate.dtype_copies import with_copies
 from autoshard.simulate.fold import fold
 from autoshard.simulate.hooks import step_events
 from autoshard.simulate.optimizer import clip_bytes, optimizer_sizes
@@ -41,6 +42,7 @@ def simulate(
     if profile is None or profile.recompute != decisions.recompute:
         profile = profile_step(graph, question, decisions.recompute)
     setup = _setup(graph, decisions, question, profile)
+    profile = setup.profile
     has_gradients = question.zero_grad == "zeros" and not is_first
     events = step_events(graph, decisions, setup.units, profile, clips=question.clip, has_gradients=has_gradients)
     first = start(setup, has_state=not is_first, has_gradients=has_gradients)
@@ -70,6 +72,7 @@ def _setup(graph: ModelGraph, decisions: Decisions, question: Question, profile:
     replicate = Group.of(device, num_replicas, stride=num_shards)
     reached = rates(device, graph.compute_dtype)
     units = unit_sizes(graph, decisions, Links(shard=shard, replicate=replicate, rates=reached))
+    profile = with_copies(graph, decisions, units, profile)
     tree = Tree.of(graph)
     gradient_bytes = {key: gradient.unsharded_bytes for unit in units for key, gradient in unit.gradients}
     gradient_bytes |= {key: tree.params[key].nbytes for key in decisions.replicated}

@@ -61,6 +61,7 @@ CONFIGURATIONS = (
     Configuration(
         name="root only, momentum, first", request=_request(optimizer="sgd-momentum"), root_only=True, is_first=True
     ),
+    Configuration(name="root only, bf16", request=_request(precision="bf16"), root_only=True),
 )
 TRACKED = "shard 8, bf16"
 """The configuration in which the others are asked too."""

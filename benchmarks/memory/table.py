@@ -60,6 +60,7 @@ def format_results(lines: list[Line]) -> str:
             _summary("peak of the step", peaks),
             _summary("peak of a phase", every),
             _summary("a kind at the peak", kinds),
+            _furthest(measured),
             f"a projection takes {1000 * statistics.median(line['project_seconds'] for line in measured):.2f} ms of "
             "CPU (median; the profile of the step once before)",
         ]
@@ -67,6 +68,13 @@ def format_results(lines: list[Line]) -> str:
     failed = [line for line in lines if line["state"] == "failed"]
     text += ["", *(f"failed: {line['model']} ({line['configuration']}): {line['message']}" for line in failed)]
     return "\n".join(text).rstrip()
+
+
+def _furthest(measured: list[Line]) -> str:
+    """Where a kind is furthest off."""
+    found = [(abs(error), kind, line) for line in measured for kind, error in kind_errors(line).items()]
+    _, kind, line = max(found, key=lambda one: one[0])
+    return f"  the furthest is {kind.replace('_', ' ')} of {line['model']} ({line['configuration']})"
 
 
 def _peer_lines(lines: list[Line], measured: list[Line]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autoshard.ir import Call, ModelGraph, Moment, OpNode, Region, StorageInfo
+from autoshard.ir import Call, DtypeRead, ModelGraph, Moment, OpNode, Region, StorageInfo
 from autoshard.ir.check import check
 from tests.graphs import Par, build, chain, decoder, mod
 
@@ -13,6 +13,11 @@ from tests.graphs import Par, build, chain, decoder, mod
 def _shared() -> ModelGraph:
     adapter, tied = mod("adapter", weight=(3, 3)), Par(shape=(2, 2))
     return build(mod("", mod("a", adapter, w=tied), mod("b", adapter, w=tied), mod("t", p=(3,), no_grad=True)))
+
+
+def _dtype_read(**changes: Any) -> ModelGraph:
+    read = DtypeRead(param="0.weight", module="0", position=0, stored_bytes=4, stored_stop=1, cast_bytes=2, cast_stop=1)
+    return _region(dtype_reads=(replace(read, **changes),))
 
 
 @pytest.mark.parametrize("graph", [build(decoder(2)), build(decoder(2, tied=True)), build(chain(3, 5)), _shared()])
@@ -101,6 +106,13 @@ def _index(kind: str) -> int:
         (_span(2, forward=(1, 3)), "region 'root': span of '1' ends after the span of '', in which it starts"),
         (replace(GRAPH, regions=()), "a traced graph has no region"),
         (_region(module="0"), "the last region describes '0', not the root"),
+        (_dtype_read(param="x"), "region 'root': the dtype of 'x' asked in '0': the parameter does not exist"),
+        (_dtype_read(module="x"), "region 'root': the dtype of '0.weight' asked in 'x': the module does not exist"),
+        (
+            _dtype_read(stored_stop=99),
+            "region 'root': the dtype of '0.weight' asked in '0' covers forward 0:99, outside the region",
+        ),
+        (_dtype_read(cast_bytes=-1), "region 'root': the dtype of '0.weight' asked in '0' has a negative size"),
     ],
 )
 def test_each_broken_invariant_is_named(graph: ModelGraph, violation: str) -> None:

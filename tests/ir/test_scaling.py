@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.ir import ModelGraph, Moment, OpNode, Region, StorageInfo
+from autoshard.ir import DtypeRead, ModelGraph, Moment, OpNode, Region, StorageInfo
 from autoshard.ir.graph import CALLER, InputInfo
 from autoshard.ir.scaling import extrapolated, first_difference
 from tests.graphs import build, chain
@@ -22,7 +22,18 @@ def _graph(size: int, *, target: str = "aten.mm.default", ops: int = 1) -> Model
         bytes_written=11 * size,
     )
     storage = StorageInfo(nbytes=11 * size, born=Moment(phase="forward"), dies=CALLER, kind="output")
-    region = Region(name="root", module="", forward=(op,) * ops, backward=(), storages=(storage,), spans=())
+    read = DtypeRead(
+        param="0.weight",
+        module="",
+        position=0,
+        stored_bytes=29 * size,
+        stored_stop=1,
+        cast_bytes=31 * size**2,
+        cast_stop=1,
+    )
+    region = Region(
+        name="root", module="", forward=(op,) * ops, backward=(), storages=(storage,), spans=(), dtype_reads=(read,)
+    )
     base = build(chain(3, 5))
     return replace(
         base, regions=(region,), inputs=(InputInfo(name="0", shape=(3, size, 2 * size + 1), dtype="float32"),)
@@ -38,6 +49,7 @@ def test_numbers_at_another_size(steps: int, first: int, step: int) -> None:
     (op,), (storage,) = found.root.forward, found.root.storages
     assert (op.flops, op.bytes_read, op.bytes_written) == (13 * size**2 + 17 * size + 19, 7, 11 * size)
     assert storage.nbytes == 11 * size
+    assert [(read.stored_bytes, read.cast_bytes) for read in found.root.dtype_reads] == [(29 * size, 31 * size**2)]
     assert found.inputs[0].shape == (3, size, 2 * size + 1)
     assert first_difference(found, _graph(size), numbers=True) == ""
 
