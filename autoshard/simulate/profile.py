@@ -10,17 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from autoshard.cost import Rates, op_ns, rates
+from autoshard.cost import rates
 from autoshard.errors import GraphError
 from autoshard.hardware import DeviceProfile
-from autoshard.ir import CALLER, LOSS, ModelGraph, Region
+from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
 from autoshard.request import DTYPE_BYTES, Question
+from autoshard.simulate.facts import Facts, counted_storages, facts_of, input_reads
 from autoshard.simulate.recompute import Rerun, rerun
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +156,7 @@ def _profile(graph: ModelGraph, question: Question, recompute: tuple[str, ...]) 
     again = rerun(graph, recompute)
     num_forward = again.num_forward
     reached = rates(question.profile, graph.compute_dtype)
-    facts = _facts(graph, reached)
+    facts = facts_of(graph, reached)
     sources = [*range(num_forward), *again.sources]
     modules = [facts.modules[index] for index in again.sources]
     is_again = [index < num_forward or facts.is_recompute[index] for index in again.sources]
@@ -200,88 +198,6 @@ def _profile(graph: ModelGraph, question: Question, recompute: tuple[str, ...]) 
         recompute=recompute,
         recompute_ns=int(costs[num_forward:][np.array(is_again, bool)].sum()),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """What profiles of one captured step share, whatever recomputes; ops are numbered through.
-
-    Attributes:
-        costs: device time of each op.
-        launches: kernels that it launches.
-        labels: its module and target, for people.
-        modules: its module.
-        is_recompute: it runs forward code again.
-        counted: storages that count as activations.
-        nbytes: of these.
-        gradients: by parameter, the storage of its whole gradient.
-        written: by such a storage, the last op that writes to it.
-        touched: by such a storage, the last op that touches it.
-        input_reads: by storage of an input, the ops that read it.
-    """
-
-    costs: Numbers
-    launches: Numbers
-    labels: tuple[tuple[str, str], ...]
-    modules: tuple[str, ...]
-    is_recompute: tuple[bool, ...]
-    counted: tuple[int, ...]
-    nbytes: Numbers
-    gradients: dict[str, int]
-    written: dict[int, int]
-    touched: dict[int, int]
-    input_reads: dict[int, list[int]]
-
-
-_RECENT_FACTS: deque[tuple[ModelGraph, Rates, _Facts]] = deque(maxlen=4)
-
-
-def _facts(graph: ModelGraph, reached: Rates) -> _Facts:
-    for known, rated, facts in _RECENT_FACTS:
-        if known is graph and rated == reached:
-            return facts
-    root = graph.root
-    ops = (*root.forward, *root.backward)
-    counted, gradients = _counted(root)
-    is_gradient = set(gradients.values())
-    written: dict[int, int] = {}
-    touched: dict[int, int] = {}
-    for index, op in enumerate(root.backward, len(root.forward)):
-        for storage in (*op.inputs, *op.outputs):
-            if storage in is_gradient:
-                touched[storage] = index
-        if op.bytes_written:
-            written.update((storage, index) for storage in op.outputs if storage in is_gradient)
-    facts = _Facts(
-        costs=np.array([op_ns(op, reached) for op in ops], np.int64),
-        launches=np.array([0 if op.is_view else 1 for op in ops], np.int64),
-        labels=tuple([("the loss" if op.module == LOSS else op.module or "(root)", op.target) for op in ops]),
-        modules=tuple([op.module for op in ops]),
-        is_recompute=tuple([op.is_recompute for op in ops]),
-        counted=counted,
-        nbytes=np.array([root.storages[index].nbytes for index in counted], np.int64),
-        gradients=gradients,
-        written=written,
-        touched=touched,
-        input_reads=_input_reads(root),
-    )
-    _RECENT_FACTS.append((graph, reached, facts))
-    return facts
-
-
-def _counted(root: Region) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Storages that count as activations, and those of whole gradients by parameter."""
-    counted: list[int] = []
-    gradients: dict[str, int] = {}
-    for index, storage in enumerate(root.storages):
-        if storage.kind in ("input", "buffer"):
-            continue
-        # A gradient that autograd adds to another one dies in the region: it is a temporary like any other.
-        if storage.kind == "gradient" and storage.dies == CALLER and storage.param not in gradients:
-            gradients[storage.param] = index
-            continue
-        counted.append(index)
-    return tuple(counted), gradients
 
 
 def _recompute_blocks(is_again: Sequence[bool]) -> dict[int, int]:
@@ -350,18 +266,18 @@ def alive_activations(graph: ModelGraph, *, op: int = -1, position: int = 0) -> 
     """
     again = rerun(graph, ())
     ops = (*graph.root.forward, *graph.root.backward)
-    for index in _counted(graph.root)[0]:
+    for index in counted_storages(graph.root)[0]:
         _, first, last = again.lives[index]
         first = max(first, 0)
         if first <= op <= last if op >= 0 else first < position <= last:
             yield ops[first].module, graph.root.storages[index].nbytes
-    for nbytes, last in _cast_inputs(graph, again, _input_reads(graph.root)):
+    for nbytes, last in _cast_inputs(graph, again, input_reads(graph.root)):
         if (op if op >= 0 else position) <= last:
             yield "", nbytes
 
 
 def _storages(
-    graph: ModelGraph, facts: _Facts, again: Rerun
+    graph: ModelGraph, facts: Facts, again: Rerun
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[GradientMoment, ...]]:
     num_ops = again.num_ops
     num_first = len(graph.root.storages)
@@ -395,16 +311,6 @@ def _storages(
     gradients.sort(key=lambda moment: (moment.born, moment.key))
     during, between = change.cumsum()[:num_ops], crossing.cumsum()[: num_ops + 1]
     return tuple(during.tolist()), tuple(between.tolist()), tuple(gradients)
-
-
-def _input_reads(root: Region) -> dict[int, list[int]]:
-    """By storage of an input, the ops that read it, numbered through."""
-    inputs = {index for index, storage in enumerate(root.storages) if storage.kind == "input"}
-    found: dict[int, list[int]] = defaultdict(list)
-    for index, op in enumerate((*root.forward, *root.backward)):
-        for storage in inputs.intersection(op.inputs):
-            found[storage].append(index)
-    return found
 
 
 def _cast_inputs(graph: ModelGraph, again: Rerun, reads: dict[int, list[int]]) -> list[tuple[int, int]]:
