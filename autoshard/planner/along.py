@@ -140,6 +140,8 @@ def _sweeps(sweeper: Sweeper, longest: int, beams: tuple[int | None, ...], best:
         proved_ns = max(proved_ns, swept.bound_ns)
         if swept.start is not None:
             best.step_ns, best.plan = swept.step_ns, (tables, swept.start, swept.options)
+        if swept.num_labels > MAX_LABELS:
+            break  # without a beam there would be more
     return proved_ns if None in beams else bound_ns
 
 

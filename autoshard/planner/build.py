@@ -15,7 +15,7 @@ from autoshard.planner.chain import Chain, Place, every_place, groups, pieces
 from autoshard.planner.clocks import BACKWARD, FORWARD, Clocks, Matrix
 from autoshard.planner.stock import Stock
 from autoshard.planner.track import AHEAD, DEFERRED, INPUT, Track
-from autoshard.planner.world import Frame, Option, Piece, Siblings, Start, Turn, World
+from autoshard.planner.world import Frame, Option, Piece, Siblings, Start, Turn, Work, World
 from autoshard.simulate import Setup, UnitSizes
 from autoshard.simulate.units import Reduction
 
@@ -93,14 +93,15 @@ class _Builder:
         )
         return Siblings(pieces=found, joins=(*joins, False), level=level)
 
-    def _ops_after(self, border: int) -> tuple[int, int, int]:
-        chain, profile = self.chain, self.plain.profile
-        stretches = (chain.entered[border], chain.entered[-1]), (chain.left[-1], chain.left[border])
-        compute = sum(profile.elapsed_ns[stop] - profile.elapsed_ns[first] for first, stop in stretches)
-        launch = profile.launch_ns * sum(profile.launched[stop] - profile.launched[first] for first, stop in stretches)
-        if self.is_serial:
-            return (compute + launch,) * 3
-        return compute, 0, launch
+    def _ops_after(self, border: int) -> tuple[Work, Work]:
+        chain = self.chain
+        forward = self._ops(chain.entered[border], chain.entered[-1])
+        return forward, self._ops(chain.left[-1], chain.left[border])
+
+    def _ops(self, first: int, stop: int) -> Work:
+        profile = self.plain.profile
+        compute = profile.elapsed_ns[stop] - profile.elapsed_ns[first]
+        return self._streams(compute, 0, profile.launch_ns * (profile.launched[stop] - profile.launched[first]))
 
     # -- levels
 
@@ -270,37 +271,47 @@ class _Builder:
             gather_ns=unit.gather_ns,
             input_bytes=backward.input_bytes,
             reduces=reduction is not None,
-            work=self._work(members, again, unit, reduction, reshard),
+            work=self._works(members, again, unit, reduction, reshard),
         )
 
-    def _work(
+    def _works(
         self,
         members: Sequence[Place],
         again: Sequence[bool],
         unit: UnitSizes,
         reduction: Reduction | None,
         reshard: bool,
-    ) -> tuple[int, int, int]:
-        """Time that no plan with this unit avoids on each stream beside the ops that all plans run."""
-        compute, launch = 0, len(members) * self.setup.unit_host_ns
+    ) -> tuple[Work, Work]:
+        """Time in forward and backward that no plan with this unit avoids, beside the ops that all plans run."""
+        more = [0, len(members) * self.setup.unit_host_ns], [0, 0]
         for place, repeats in zip(members, again, strict=True):
             found = self.repeat(place) if repeats else None
             if found is not None:
-                for piece in (found.forward, *found.pieces):
-                    compute, launch = compute + piece.compute_ns, launch + piece.launch_ns
-                for ops in (place.forward, place.backward):
-                    piece = self.plain.stretch(*ops)
-                    compute, launch = compute - piece.compute_ns, launch - piece.launch_ns
-        times = 1 + reshard
-        wires = times * min(gather_wires(unit.buffer_bytes, unit.shard), default=0)
-        copies = times * unit.copy_out_ns
+                forward, backward = self.plain.stretch(*place.forward), self.plain.stretch(*place.backward)
+                for spent, plain, pieces_again in zip(
+                    more, (forward, backward), ((found.forward,), found.pieces), strict=True
+                ):
+                    spent[0] += sum(piece.compute_ns for piece in pieces_again) - plain.compute_ns
+                    spent[1] += sum(piece.launch_ns for piece in pieces_again) - plain.launch_ns
+        gather = min(gather_wires(unit.buffer_bytes, unit.shard), default=0)
+        scatter = copy = 0
         if reduction is not None:
-            wires += min(scatter_wires(reduction.input_bytes, unit.shard), default=0)
-            copies += reduction.copy_ns
+            scatter, copy = min(scatter_wires(reduction.input_bytes, unit.shard), default=0), reduction.copy_ns
+        return (
+            self._streams(more[0][0] + unit.copy_out_ns, gather, more[0][1], unit.copy_in_ns),
+            self._streams(
+                more[1][0] + reshard * unit.copy_out_ns + copy,
+                reshard * gather + scatter,
+                more[1][1],
+                reshard * unit.copy_in_ns,
+            ),
+        )
+
+    def _streams(self, compute: int, wires: int, launch: int, copies: int = 0) -> Work:
+        """Times by stream; where nothing overlaps their sum on each."""
         if self.is_serial:
-            total = compute + launch + copies + wires + times * unit.copy_in_ns
-            return total, total, total
-        return compute + copies, wires, launch
+            return (compute + wires + launch + copies,) * 3
+        return compute, wires, launch
 
     def _forward(
         self, track: Track, members: Sequence[Place], again: Sequence[bool], unit: UnitSizes, reshard: bool

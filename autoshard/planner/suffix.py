@@ -28,7 +28,9 @@ _SHARD_DUAL = DUAL + BACKWARD.index("shard")
 _ARRIVAL_DUAL = DUAL + BACKWARD.index("arrival")
 _COMPUTE_DUAL = DUAL + BACKWARD.index("compute")
 _HOST_DUAL = DUAL + BACKWARD.index("host")
-PATHS = ("compute", "shard", "host")
+STREAMS = ("compute", "shard", "host")
+PATHS = ((0, 0), (2, 0), (1, 1), (2, 2))
+"""Streams that a bound follows, in forward and in backward: the host may hold forward up, and the device backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +80,17 @@ class Bounds:
 
     def __call__(self, border: int, labels: Column) -> Column:
         """Least step time of any plan that continues each label."""
-        own = (
-            labels[:, COMPUTE] + labels[:, _COMPUTE_DUAL],
-            labels[:, SHARD] + _through_prefetch(labels),
-            labels[:, HOST] + labels[:, _HOST_DUAL],
-        )
+        ahead = labels[:, COMPUTE], labels[:, SHARD], labels[:, HOST]
+        behind = labels[:, _COMPUTE_DUAL], _through_prefetch(labels), labels[:, _HOST_DUAL]
+        ops = self.world.ops_after[border]
         room = self.allowed - labels[:, KEPT]
         steps = []
         for step in self.steps[border]:
             has_room = self.first_need[step] + labels[:, AHEAD] <= room
             steps.append((step, has_room & (labels[:, PENDING] + self.input_bytes[step] <= self.allowed)))
         found = np.zeros(len(labels), np.int64)
-        for path, spent in enumerate(own):
-            rest = spent + (self.turn[path] + self.world.ops_after[border][path])
+        for path, (one, two) in enumerate(PATHS):
+            rest = ahead[one] + behind[two] + (self.turn[path] + ops[0][one] + ops[1][two])
             if path and int(rest.max(initial=0)) + self.most[path][border] <= int(found.min(initial=IMPOSSIBLE)):
                 continue
             lists = self._list(path)
@@ -125,9 +125,11 @@ class Bounds:
 
     def _work(self, option: Option, path: int) -> int:
         """Time that a piece adds to a path; where pieces share units, one hook in backward serves so many at most."""
-        if PATHS[path] == "host" or self.world.is_serial:
-            return option.work[path] + self.world.unit_host_ns // self.longest
-        return option.work[path]
+        one, two = PATHS[path]
+        found = option.work[0][one] + option.work[1][two]
+        if STREAMS[two] == "host" or self.world.is_serial:
+            found += self.world.unit_host_ns // self.longest
+        return found
 
     def _most(self, path: int) -> list[int]:
         """By border: most that the places behind it add to a path."""
@@ -190,10 +192,10 @@ def _turn_times(world: World) -> tuple[int, ...]:
     """What the turn adds along each path."""
     before, after = world.turn.before, world.turn.after
     found = []
-    for path in PATHS:
-        one, two = FORWARD.index(path), BACKWARD.index(path)
-        value = int((after[two] + before[:, one]).max())
-        found.append(max(value, 0) if value > NEVER // 2 else 0)
+    for one, two in PATHS:
+        value = int((after[BACKWARD.index(STREAMS[two])] + before[:, FORWARD.index(STREAMS[one])]).max())
+        # No clock goes back; from one stream to another there may be no way.
+        found.append(max(value, 0) if one == two else value if value > NEVER // 2 else -IMPOSSIBLE)
     return tuple(found)
 
 

@@ -19,6 +19,9 @@ from autoshard.planner.clocks import Matrix, Row
 from autoshard.request import Question
 from autoshard.simulate import StepProfile, Timeline
 
+Work = tuple[int, int, int]
+"""Times on the compute stream, the communicator and the host."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
@@ -51,8 +54,8 @@ class Option:
         gather_ns: time of its all-gather.
         input_bytes: its reduce-scatter input.
         reduces: it has gradients to reduce.
-        work: what it adds at least on the compute stream, the communicator and the host to the ops that all plans run,
-            the hook of its backward left out, as sums over its members.
+        work: what it adds at least to the ops that all plans run, in forward and in backward, the hook of its backward
+            left out, as sums over its members.
     """
 
     level: int
@@ -78,7 +81,7 @@ class Option:
     gather_ns: int
     input_bytes: int
     reduces: bool
-    work: tuple[int, int, int]
+    work: tuple[Work, Work]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -194,8 +197,7 @@ class World:
         has_input: every unit has gradients to reduce, over more than one shard.
         replicas: size of the replicate axis.
         is_serial: nothing overlaps.
-        ops_after: by border: time of the ops behind it in forward and backward that all plans run, on the compute
-            stream, the communicator and the host.
+        ops_after: by border: time of the ops behind it that all plans run, in forward and in backward.
         unit_host_ns: host time of a unit's hooks in one direction.
         floor: by border: least bytes alive in backward beside what is kept, whatever the units behind it are.
         behind: by piece, as the borders between which it stands: bytes that it adds to the floor at its first border
@@ -217,7 +219,7 @@ class World:
     replicas: int
     is_serial: bool
     settled: tuple[int, ...]
-    ops_after: tuple[tuple[int, int, int], ...]
+    ops_after: tuple[tuple[Work, Work], ...]
     unit_host_ns: int
     floor: tuple[int, ...]
     behind: dict[tuple[int, int], int]
