@@ -27,7 +27,7 @@ MAX_LABELS = 4_000
 """Labels that a sweep without a beam keeps before it is given up."""
 FEW_OPTIONS = 400
 """A world of at most so many options is swept to the end, whatever the gap."""
-HOPELESS = {BEAMS[-1]: 50, None: 200}
+HOPELESS = {BEAMS[-1]: 50, None: 2_000}
 """A gap of more than one part in so many is not closed by such a beam, or by a sweep without one."""
 
 
