@@ -20,6 +20,9 @@ _WHAT = {
     "optimizer": "temporaries of the step",
 }
 
+NORM_BYTES, NORM_DTYPE = 4, "float32"
+"""What ``autoshard.clip_grad_norm_`` sums over the shard axis: one number, whatever is sharded."""
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event and the device after it.
@@ -39,8 +42,8 @@ class Collective:
 
     Attributes:
         kind: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
-        unit: name of the unit; empty for the replicated parameters together.
-        phase: ``forward`` or ``backward``.
+        unit: name of the unit; empty for the replicated parameters together and for clipping.
+        phase: ``forward``, ``backward``, or ``optimizer`` for the sum of squares that clipping shares.
         num_bytes: its large buffer: the all-gather's output, the reduce-scatter's input, the all-reduce's buffer.
         dtype: of the buffer.
     """
@@ -161,6 +164,8 @@ class Timeline:
             elif event.kind == "average":
                 for _ in self.setup.mesh_groups:
                     yield _collective("all_reduce", "", event, self.setup.averaged_bytes[event.key], event.key)
+            elif event.kind == "clip" and any(other.kind == "reduce" for other in self.events):
+                yield _collective("all_reduce", "", event, NORM_BYTES, NORM_DTYPE)
 
     def projection(self, question: Question) -> Projection:
         """What the plan says of its costs."""
