@@ -19,12 +19,13 @@ from autoshard.plan import Decisions
 
 
 @contextmanager
-def fake_mesh(plan: Decisions, world: int | None = None) -> Iterator[DeviceMesh]:
+def fake_mesh(plan: Decisions, world: int | None = None, device_type: str = "cpu") -> Iterator[DeviceMesh]:
     """The mesh of a plan over a fake process group, which exists until the block ends.
 
     Args:
         plan: its axes are those of the mesh.
         world: number of ranks, those of the plan if not given; a plan of one axis only can take another number.
+        device_type: torch's type of the device on which the tensors lie.
 
     Raises:
         RequestError: there is a process group already, or the plan has no mesh of that size.
@@ -48,7 +49,7 @@ def fake_mesh(plan: Decisions, world: int | None = None) -> Iterator[DeviceMesh]
     told_by = sys.excepthook  # which torch wraps, to name the rank in tracebacks
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_devices)
     try:
-        yield init_device_mesh("cpu", shape, mesh_dim_names=tuple(axis.name for axis in plan.mesh))
+        yield init_device_mesh(device_type, shape, mesh_dim_names=tuple(axis.name for axis in plan.mesh))
     finally:
         dist.destroy_process_group()
         sys.excepthook = told_by

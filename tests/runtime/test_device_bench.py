@@ -1,4 +1,4 @@
-"""``make bench-device`` on a machine without a device."""
+"""``make bench-device`` on a machine without a device, and the part of it that a CPU can run."""
 
 import subprocess
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from benchmarks.device import step_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,3 +21,12 @@ def test_without_a_device_it_says_so_and_does_nothing() -> None:
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "no CUDA device here: nothing was compared with a device\n"
     assert sorted((ROOT / "benchmarks").rglob("*.json")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [("fp32", "adamw-for-loop"), ("bf16", "adamw-fused")])
+def test_its_sharded_step_measures_what_is_projected(step: tuple[str, str]) -> None:
+    (line,) = step_lines("cpu", (499, 128, 2, 61), (step,))
+    assert line["num_units"] > 1
+    assert set(line["projected_bytes"]) == {"forward", "backward", "optimizer"}
+    assert line["projected_bytes"] == pytest.approx(line["measured_bytes"], rel=0.001)
