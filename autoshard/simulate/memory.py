@@ -10,7 +10,6 @@ from itertools import chain
 from autoshard.ir import LOSS, ModelGraph
 from autoshard.plan.schema import Part, PhasePeak, Stretch
 from autoshard.simulate.profile import alive_activations
-from autoshard.simulate.recompute import recomputed
 from autoshard.simulate.state import KINDS
 from autoshard.simulate.timeline import Entry, Timeline
 
@@ -120,9 +119,8 @@ def _alive_units(timeline: Timeline, stop: int, made: str, freed: str) -> set[in
 
 def _activations(timeline: Timeline, graph: ModelGraph, event: int, op: int) -> dict[str, int]:
     """By the module whose op made them, numbers of repeated modules as ``*``."""
-    rewritten = recomputed(graph, timeline.setup.profile.recompute)
     position = timeline.events[event].start
-    alive = alive_activations(rewritten, op=op, position=position)
+    alive = alive_activations(graph, timeline.setup.profile.recompute, op=op, position=position)
     moment = op if op >= 0 else position
     copies = (
         (copy.module, copy.num_bytes) for copy in timeline.setup.profile.copies if copy.start <= moment < copy.stop

@@ -5,6 +5,7 @@ position ``p`` lies between the ops ``p - 1`` and ``p``. The whole gradients of 
 under FSDP2 they are freed when they are reduced, so the fold makes them itself from the moments noted here.
 """
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -256,22 +257,27 @@ def _replays(
     return {fqn: tuple(positions) for fqn, positions in found.items()}
 
 
-def alive_activations(graph: ModelGraph, *, op: int = -1, position: int = 0) -> Iterator[tuple[str, int]]:
+def alive_activations(
+    graph: ModelGraph, recompute: Sequence[str] = (), *, op: int = -1, position: int = 0
+) -> Iterator[tuple[str, int]]:
     """Module whose op made it (empty for copies of inputs) and bytes of each activation alive at a moment of the step.
 
     Args:
-        graph: one flat region, in which recomputation stands already.
-        op: the op during which they are alive, -1 for none.
+        graph: a captured step.
+        recompute: FQNs of modules that recompute their activations in backward.
+        op: the op of that step during which they are alive, -1 for none.
         position: the position at which they are alive where there is no op.
     """
-    again = rerun(graph, ())
-    ops = (*graph.root.forward, *graph.root.backward)
-    for index in counted_storages(graph.root)[0]:
-        _, first, last = again.lives[index]
+    again = rerun(graph, recompute)
+    root, num_forward = graph.root, again.num_forward
+    seconds = again.lives[len(root.storages) :]
+    for index, first, last in itertools.chain((again.lives[index] for index in counted_storages(root)[0]), seconds):
         first = max(first, 0)
         if first <= op <= last if op >= 0 else first < position <= last:
-            yield ops[first].module, graph.root.storages[index].nbytes
-    for nbytes, last in _cast_inputs(graph, again, input_reads(graph.root)):
+            source = first if first < num_forward else again.sources[first - num_forward]
+            made = root.forward[source] if source < num_forward else root.backward[source - num_forward]
+            yield made.module, root.storages[index].nbytes
+    for nbytes, last in _cast_inputs(graph, again, input_reads(root)):
         if (op if op >= 0 else position) <= last:
             yield "", nbytes
 

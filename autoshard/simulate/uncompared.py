@@ -7,7 +7,6 @@ from autoshard.ir import ModelGraph
 from autoshard.request import Question
 from autoshard.simulate.optimizer import MOMENTS
 from autoshard.simulate.profile import alive_activations
-from autoshard.simulate.recompute import recomputed
 from autoshard.simulate.timeline import Timeline
 from autoshard.sizes import format_bytes
 
@@ -82,5 +81,5 @@ def _num_tensors(timeline: Timeline, graph: ModelGraph, question: Question) -> i
     num = sum(2 * len(unit.keys) + (1 + moments) * len(unit.gradients) for unit in timeline.setup.units)
     if not graph.regions:
         return num
-    rewritten = recomputed(graph, profile.recompute)
-    return num + sum(1 for _ in alive_activations(rewritten, op=summit.high_op, position=event.start))
+    alive = alive_activations(graph, profile.recompute, op=summit.high_op, position=event.start)
+    return num + sum(1 for _ in alive)

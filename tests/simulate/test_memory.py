@@ -78,9 +78,13 @@ def test_alive_activations_are_the_profile_at_every_moment(recompute: tuple[str,
     question = resolve(Request(device="h100-80gb", devices=8))
     profile, rewritten = profile_step(graph, question, recompute), recomputed(graph, recompute)
     for op in range(profile.num_ops):
-        assert sum(size for _, size in alive_activations(rewritten, op=op)) == profile.during[op]
+        alive = sorted(alive_activations(graph, recompute, op=op))
+        assert sum(size for _, size in alive) == profile.during[op]
+        assert alive == sorted(alive_activations(rewritten, op=op))
     for position in range(profile.num_ops + 1):
-        assert sum(size for _, size in alive_activations(rewritten, position=position)) == profile.between[position]
+        alive = sorted(alive_activations(graph, recompute, position=position))
+        assert sum(size for _, size in alive) == profile.between[position]
+        assert alive == sorted(alive_activations(rewritten, position=position))
 
 
 def test_unsharded_parameters_are_told_by_unit() -> None:
