@@ -99,6 +99,7 @@ def capture(
             entry=entry,
             dtype=dtype,
             device_kind=device_kind,
+            alike=None if outlines is None else outlines.alike,
         )
         for pair, one in zip(pairs, traced, strict=True)
     ]

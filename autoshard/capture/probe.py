@@ -28,6 +28,7 @@ from autoshard.capture.fake import FakeMode, FakeModel
 from autoshard.capture.inputs import Pair, fake_pair
 from autoshard.capture.libraries import as_in_training
 from autoshard.capture.ops import READS_NO_DATA, facts_of, run_op, tensors_of
+from autoshard.capture.outline import Alike, Count, Skips
 from autoshard.capture.quiet import quiet_machine
 from autoshard.capture.spans import ModuleStack
 from autoshard.capture.storages import StorageLog
@@ -106,6 +107,7 @@ def uncertain(
     entry: str,
     dtype: torch.dtype | None,
     device_kind: str,
+    alike: dict[str, Alike] | None = None,
 ) -> Uncertain:
     """What depends on the answers that a traced step asked for.
 
@@ -119,6 +121,7 @@ def uncertain(
         entry: the root's method to run.
         dtype: dtype of floating point parameters and inputs.
         device_kind: ``cuda`` or ``cpu``.
+        alike: blocks that were replayed; two of each form run, the others are taken to do the same.
     """
     found: dict[str, set[str]] = {}
     params: set[str] = set()
@@ -126,7 +129,9 @@ def uncertain(
     with_params = {fqn for fqn in tree.modules if _holds_params(tree, fqn)}
     for origin, sets in _SETS.items():
         for make in sets if origin & asked else ():
-            other = run_forward(model, tree, pair, make(), budget, entry=entry, dtype=dtype, device_kind=device_kind)
+            other = run_forward(
+                model, tree, pair, make(), budget, entry=entry, dtype=dtype, device_kind=device_kind, alike=alike
+            )
             if other is None:
                 continue
             differ = differing(
@@ -174,8 +179,9 @@ def run_forward(
     dtype: torch.dtype | None,
     device_kind: str,
     replaces_draws: bool = True,
+    alike: dict[str, Alike] | None = None,
 ) -> Way | None:
-    """One forward with these answers; ``None`` if it fails."""
+    """One forward with these answers; ``None`` if it fails. Its digest does not count blocks that were left out."""
     mode, log, values = FakeMode(), StorageLog(), Values(answers)
     stack = ModuleStack(tree, log)
     with quiet_machine(answers.seed), FakeModel(tree, mode, dtype) as fake:
@@ -187,7 +193,10 @@ def run_forward(
         (args, kwargs), _ = fake_pair(pair, mode, values, dtype)
         if not model.training:
             model.train()
-        steps = _Steps(log, stack, values, budget)
+        count = Count(set(), budget)
+        steps = _Steps(log, stack, values, count)
+        if alike:
+            stack.outliner = Skips(alike, stack, values, count, mode)
         try:
             with (
                 torch.enable_grad(),
@@ -204,16 +213,17 @@ def run_forward(
             pass  # what ran so far ran more often than usual
         except Exception:
             return None
-        return Way(tuple(span.module for span in stack.spans), frozenset(steps.read), steps.digest.hexdigest())
+        finally:
+            stack.outliner = None  # it refers to all that refers to it
+        return Way(tuple(span.module for span in stack.spans), frozenset(count.read), steps.digest.hexdigest())
 
 
 class _Steps(TorchDispatchMode):
     """Runs ops, counts them, and notes which parameters they read."""
 
-    def __init__(self, log: StorageLog, stack: ModuleStack, values: Values, budget: int) -> None:
+    def __init__(self, log: StorageLog, stack: ModuleStack, values: Values, count: Count) -> None:
         super().__init__()
-        self._log, self._stack, self._values, self._left = log, stack, values, budget
-        self.read: set[str] = set()
+        self._log, self._stack, self._values, self._count = log, stack, values, count
         self.digest = hashlib.blake2b(digest_size=8)
 
     @classmethod
@@ -224,10 +234,10 @@ class _Steps(TorchDispatchMode):
         """Run one op."""
         with torch._C.DisableTorchFunction():
             kwargs = kwargs or {}
-            if func.namespace == "prim":
+            if func.namespace == "prim" or self._count.is_paused:
                 return func(*args, **kwargs)
-            self._left -= 1
-            if self._left < 0:
+            self._count.left -= 1
+            if self._count.left < 0:
                 raise _TooLong
             facts = facts_of(func)
             self.digest.update(repr((facts.target, _plain((args, kwargs)))).encode())
@@ -235,7 +245,7 @@ class _Steps(TorchDispatchMode):
                 for tensor in tensors_of(args, kwargs):
                     key = self._log.param_keys.get(tensor.untyped_storage()._cdata) if _is_strided(tensor) else None
                     if key is not None:
-                        self.read.add(key)
+                        self._count.read.add(key)
             span, _ = self._stack.place()
             return run_op(func, args, kwargs, self._values, span.module if span is not None else "")
 

@@ -27,7 +27,7 @@ from autoshard.capture.storages import StorageLog
 from autoshard.capture.tree import ModuleTree
 
 if TYPE_CHECKING:
-    from autoshard.capture.outline import outliner
+    from autoshard.capture.outline import outliner, skips
 
 NO_SEQUENCE = 1 << 63
 """Nodes that accumulate gradients have numbers from here on."""
@@ -131,7 +131,7 @@ class ModuleStack:
         self._last_backward: Span | None = None
         self._first_number = 0
         self._original: Callable[..., Any] = nn.Module._call_impl
-        self.outliner: outliner.Outliner | None = None
+        self.outliner: outliner.Outliner | skips.Skips | None = None
 
     @property
     def tree(self) -> ModuleTree:

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -40,6 +40,20 @@ MAX_RESTARTS = 6
 """Traces that may turn out to have replayed what cannot be; then nothing is replayed."""
 
 
+class Alike(NamedTuple):
+    """What a replayed block shares with the first of its likes: names of its own by those of that one.
+
+    Attributes:
+        first: FQN of the first.
+        modules: FQNs.
+        params: parameter keys.
+    """
+
+    first: str
+    modules: dict[str, str]
+    params: dict[str, str]
+
+
 class Outlines:
     """What is known of the blocks of one model before and between traces.
 
@@ -47,6 +61,7 @@ class Outlines:
         digests: digest of each module's structure.
         refused: why blocks of a form are traced in full, by digest.
         replayed: how many blocks were replayed from the recording of which one.
+        alike: what was replayed in the last trace, by FQN.
         likes: FQNs by digest, in the order of the tree.
         off_reason: why no block is replayed at all, empty if some may be.
     """
@@ -56,6 +71,7 @@ class Outlines:
         self.placements = placement_attributes(tree)
         self.refused: dict[str, str] = {}
         self.replayed: Counter[str] = Counter()
+        self.alike: dict[str, Alike] = {}
         self.likes: dict[str, list[str]] = defaultdict(list)
         for fqn in tree.modules:
             self.likes[digests[fqn]].append(fqn)
@@ -88,6 +104,7 @@ class Outlines:
         """From now on every block is traced in full."""
         self.off_reason = reason
         self.replayed.clear()
+        self.alike.clear()
 
     def described(self) -> tuple[Outline, ...]:
         """How the blocks were traced, in the order of the tree."""
@@ -158,6 +175,7 @@ class Outliner:
         self._pairings: dict[tuple[str, str], Pairing | None] = {}
         self._scripts: dict[tuple[Any, ...], Script] = {}
         outlines.replayed.clear()
+        outlines.alike.clear()
 
     def may_replay(self, fqn: str) -> bool:
         """Worth asking for this module now."""
@@ -207,6 +225,7 @@ class Outliner:
         replay = Replay(self._machine, script, pairing, digest, self._renewer(first, digest, form, given, known))
         results = replay.forward(tensors, given)
         outlines.replayed[first] += 1
+        outlines.alike[fqn] = Alike(first, pairing.modules, pairing.params)
         return True, unflatten(script.recording.form, results)
 
     def _require_plain(self, fqn: str, module: nn.Module, replayed: set[str]) -> None:
