@@ -44,11 +44,12 @@ def track() -> None:
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     _start()
+    mesh = torch.distributed.init_device_mesh("cpu", (8,))  # it reads its own ranks, which fake tensors do not have
     with FakeTensorMode():
         model = build_model()
         for layer in model:
-            fully_shard(layer)
-        fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
         tracker = FSDPMemTracker(model, optimizer)
         ids = torch.zeros(1, 2048, dtype=torch.long)
