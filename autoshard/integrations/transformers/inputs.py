@@ -162,7 +162,7 @@ def _fitting(
     """The first inputs on which the forward runs, for what they were made, and what had to be left out."""
     first = _names(wanted, required, optional)
     others = IF_NEEDED.keys() & optional - ONLY_IF_REQUIRED
-    if set(first) | others <= TEXT_ONLY:
+    if set(first) | others <= TEXT_ONLY and all(len(_maker(name)(wanted)) == 1 for name in first):
         return {name: _maker(name)(wanted)[0] for name in first}, wanted, ()
     failures: list[BaseException] = []
     for names, tried in _attempts(wanted, first, required, optional):

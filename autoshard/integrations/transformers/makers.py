@@ -110,7 +110,20 @@ def _like_text(fill: int) -> Maker:
 
 
 def _decoder_ids(wanted: Wanted) -> list[Form]:
-    return [ordinary_tokens(wanted, wanted.sizes.seq)]
+    return _with_codebooks(wanted, ordinary_tokens(wanted, wanted.sizes.seq))
+
+
+def _with_codebooks(wanted: Wanted, ids: torch.Tensor) -> list[Form]:
+    """Ids of a text, and where the configuration tells of codebooks one for each of them, and for the text beside them.
+
+    Codes are small numbers, so that each codebook has them.
+    """
+    decoder = [*parts(wanted.config, ("decoder_config",)), *sub_configs(wanted.config)]
+    books = number(decoder, "num_codebooks")
+    if not books and "decoder_input_ids" in wanted.params and not wanted.params & {"pixel_values"}:
+        books = number(getattr(wanted.config, "decoder_config", None) or (), "num_channels")
+    deep = [torch.ones(*ids.shape, count, dtype=torch.long) for count in (books, books + 1)] if books else []
+    return [ids, *deep]
 
 
 def _pixel_values(wanted: Wanted) -> list[Form]:
@@ -125,7 +138,8 @@ def _pixel_values(wanted: Wanted) -> list[Form]:
         num_patches = s.batch * rows * columns
         flat = torch.zeros(num_patches, s.channels * s.temporal_patch * s.patch**2)
         square = torch.zeros(num_patches, s.channels, s.patch, s.patch)
-        return [flat, square, image]
+        wide = [torch.zeros(num_patches, width) for width in s.widths if width > 1]
+        return [flat, square, image, *wide]
     if wanted.params & {"spatial_shapes", "image_position_ids", "pixel_position_ids", "target_sizes"}:
         rows, columns = _grid(s)
         flat = torch.zeros(s.batch, rows * columns, s.channels * s.patch**2)
@@ -134,7 +148,8 @@ def _pixel_values(wanted: Wanted) -> list[Form]:
         return [video, image]
     patches = torch.zeros(math.prod(_grid(s)) * s.batch, s.channels * s.patch**2)
     tiles = [torch.zeros(s.batch, count, s.channels, s.height, s.width) for count in (2, 3, 5)]
-    return [image, several, *tiles, patches]
+    in_patches = torch.zeros(s.batch, 1, math.prod(_grid(s)), s.channels * s.patch**2)
+    return [image, several, *tiles, patches, in_patches]
 
 
 def _video(wanted: Wanted) -> list[Form]:
@@ -200,7 +215,8 @@ def _spectrogram(wanted: Wanted) -> list[Form]:
     shapes = [shape for mel in s.mels for shape in ((mel, frames), (frames, mel))]
     if not is_whisper_like:
         shapes = [shape[::-1] for shape in shapes]
-    return [torch.zeros(s.batch, *shape) for shape in shapes]
+    flat = [torch.zeros(s.batch, *shape) for shape in shapes]
+    return [*flat, *(form.unsqueeze(1) for form in flat[:2])]
 
 
 def _spectrogram_mask(wanted: Wanted) -> list[Form]:
@@ -369,7 +385,7 @@ def _no(wanted: Wanted) -> list[Form]:
 
 
 MAKERS: dict[str, Maker] = {
-    "input_ids": lambda wanted: [text_tokens(wanted)],
+    "input_ids": lambda wanted: _with_codebooks(wanted, text_tokens(wanted)),
     "decoder_input_ids": _decoder_ids,
     "labels": _labels,
     "start_positions": _position,
@@ -437,6 +453,9 @@ IF_NEEDED: dict[str, Maker] = {
     "pixel_mask": _pixel_mask,
     "input_features_mask": _spectrogram_mask,
     "feature_attention_mask": _spectrogram_mask,
+    "task_inputs": lambda wanted: [ordinary_tokens(wanted, number(wanted.config, "task_seq_len") or 77)],
+    "prompt_pixel_values": _pixel_values,
+    "prompt_masks": _pixel_values,
     "qformer_input_ids": lambda wanted: [ordinary_tokens(wanted, 32)],
 }
 """Made only where the forward cannot do without: it has no default, or nothing runs without it."""

@@ -99,9 +99,12 @@ def read_sizes(
     stated_patch = number(vision, "patch_size", "spatial_patch_size")
     patch = stated_patch or 16
     merge = (
-        number(vision, "spatial_merge_size", "merge_size", "merge_kernel_size", "downsample_factor", "scale_factor")
+        number(
+            vision, "spatial_merge_size", "merge_size", "merge_kernel_size", "downsample_factor", "scale_factor",
+            "pooling_kernel_size", "num_windows",
+        )
         or 1
-    )
+    )  # fmt: skip
     if image_size is not None:
         height = width = image_size
     else:
