@@ -24,6 +24,8 @@ MAX_TRIALS = 12
 """Forms that are tried before something else is changed."""
 LARGER = (2, 4)
 """How many times larger an image is tried where its size was not given."""
+LARGEST = 1024
+"""Pixels of an edge up to which that is tried."""
 TEXT_ONLY = {"input_ids", "decoder_input_ids", "labels", "attention_mask", "token_type_ids", "use_cache"}
 """Arguments with one form only: nothing has to be tried."""
 ONLY_IF_REQUIRED = {"inputs_embeds", "query_embeds", "hidden_states", "encoder_hidden_states"}
@@ -206,6 +208,8 @@ def _attempts(
     if "image_size" in wanted.sizes.assumed and FEATURES & set(first):
         for factor in LARGER:
             height, width = wanted.sizes.height * factor, wanted.sizes.width * factor
+            if max(height, width) > LARGEST:
+                break
             why = {**wanted.sizes.assumed, "image_size": f"{height}x{width} (it does not run with a smaller one)"}
             yield first, replace(wanted, sizes=replace(wanted.sizes, height=height, width=width, assumed=why))
     if "labels" in first and "labels" not in required:
