@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autoshard.analysis.order import Run, runs
-from autoshard.analysis.repeats import repeated_blocks
+from autoshard.analysis.repeats import outermost, repeated_blocks
 from autoshard.errors import Diagnostic
 from autoshard.findings import Finding, condense
 from autoshard.ir import ModelGraph, ModuleSpan
@@ -48,7 +48,7 @@ def recomputable(graph: ModelGraph) -> Recomputable:
         by_module.setdefault(run.module, []).append(run)
     allowed: list[tuple[int, str]] = []
     findings = []
-    for fqn in _outermost_blocks(graph):
+    for fqn in outermost(graph, {module for block in repeated_blocks(graph) for module in block.modules}):
         found = by_module.get(fqn, [])
         if not any(run.span.backward for run in found):
             continue
@@ -80,12 +80,6 @@ def mingling(spans: Sequence[ModuleSpan]) -> tuple[str, ...]:
         if any(later[0] < earlier[1] for earlier, later in pairwise(in_order)):
             found.append(fqn)
     return tuple(found)
-
-
-def _outermost_blocks(graph: ModelGraph) -> list[str]:
-    tree = Tree.of(graph)
-    members = {module for block in repeated_blocks(graph) for module in block.modules}
-    return [fqn for fqn in tree.nodes if fqn in members and not members & tree.above(fqn)]
 
 
 def _reasons(graph: ModelGraph, fqn: str, found: list[Run]) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Runs of isomorphic siblings: the blocks of a model, found by structure and never by class names."""
 
+from collections.abc import Set as AbstractSet
+
 from autoshard.analysis.space import Block
 from autoshard.ir import ModelGraph
 from autoshard.ir.tree import Tree
@@ -21,6 +23,12 @@ def repeated_blocks(graph: ModelGraph) -> tuple[Block, ...]:
     nesting = {modules: len(members & tree.above(modules[0])) for _, modules in found}
     found.sort(key=lambda block: nesting[block[1]])
     return tuple(Block(repeat_class=repeat_class, modules=modules) for repeat_class, modules in found)
+
+
+def outermost(graph: ModelGraph, modules: AbstractSet[str]) -> list[str]:
+    """Those of the modules that stand in no other one of them, in pre-order."""
+    tree = Tree.of(graph)
+    return [fqn for fqn in tree.nodes if fqn in modules and modules.isdisjoint(tree.above(fqn))]
 
 
 def siblings(graph: ModelGraph) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -4,9 +4,8 @@ Ancestry is always asked here and never of the text of FQNs: a shared module sta
 is a directed acyclic graph, and ``layers.1`` is not inside ``encoder`` because of its letters.
 """
 
-from collections import deque
-
 from autoshard.ir.graph import ModelGraph, ModuleNode, ParamInfo
+from autoshard.ir.recent import Recent
 
 
 class Tree:
@@ -58,12 +57,7 @@ class Tree:
     @classmethod
     def of(cls, graph: ModelGraph) -> "Tree":
         """The tree of a graph; the trees of the last few graphs are kept, since every analysis asks for one."""
-        for known, tree in _RECENT:
-            if known is graph:
-                return tree
-        tree = cls(graph)
-        _RECENT.append((graph, tree))
-        return tree
+        return _RECENT.get(graph, None, lambda: cls(graph))
 
     def canonical(self, path: str) -> str | None:
         """Canonical FQN of a path, ``None`` if no module stands there."""
@@ -103,7 +97,7 @@ class Tree:
         return found
 
 
-_RECENT: deque[tuple[ModelGraph, Tree]] = deque(maxlen=4)
+_RECENT: Recent[Tree] = Recent(4)
 
 
 def _post_order(nodes: dict[str, ModuleNode]) -> tuple[str, ...]:

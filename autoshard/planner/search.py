@@ -3,8 +3,8 @@
 Where a model has so few plans that all can be priced, they are. Else the sweep proves its answer where nothing was left
 out but what cannot be better. The plan that it returns is priced again by ``simulate``; where the sweep counted less
 memory its time is a bound all the same; where the two differ otherwise, or the model is no chain, candidates made by
-rule take part, and the answer states a bound and a gap. Every legal baseline
-that fits is a candidate, so the plan is never worse than any.
+rule take part, and the answer states a bound and a gap. Every legal baseline that fits is a candidate, so the plan is
+never worse than any.
 """
 
 from collections.abc import Sequence

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import islice
 
 from autoshard.analysis.ownership import application_order, owners
+from autoshard.analysis.repeats import outermost
 from autoshard.analysis.space import Analysis, Atom, LegalSpace
 from autoshard.errors import Diagnostic
 from autoshard.ir import ModelGraph
@@ -83,7 +84,7 @@ def with_small_root(
         held = measured(decisions)
         if held >= measured(found.decisions) or not is_legal(decisions):
             continue
-        timeline = simulate(graph, decisions, question, profile)
+        timeline = found.priced.get(chosen) or simulate(graph, decisions, question, profile)
         if timeline.peak_bytes <= question.allowed_bytes:
             cost = (timeline.step_ns, timeline.peak_bytes)
             rank = (max(held, most), *(cost if question.objective == "time" else cost[::-1]), chosen.units)
@@ -91,25 +92,24 @@ def with_small_root(
             smaller.append((rank, replace(found, decisions=decisions, timeline=timeline, optimal=optimal)))
     best = min(smaller, key=lambda each: each[0])[1] if smaller else found
     best = replace(best, num_priced=found.num_priced + len(smaller))
-    held = root_bytes(best.decisions)
     if question.root_percent is None:
         return best, () if best.decisions == found.decisions else (_unasked(best, found, total),)
+    held = root_bytes(best.decisions)
     return best, () if held <= most else (_note(best, held, total, question.root_percent),)
 
 
-def _blocks(analysis: Analysis) -> dict[str, Atom]:
+def _blocks(graph: ModelGraph, analysis: Analysis) -> dict[str, Atom]:
     """The outermost repeated modules that may be units."""
     atoms = {atom.module: atom for atom in analysis.space.atoms}
     repeated = {fqn for block in analysis.blocks for fqn in block.modules if fqn in atoms}
-    inner = {fqn for fqn in repeated for other in repeated if fqn.startswith(f"{other}.")}
-    return {fqn: atoms[fqn] for fqn in repeated - inner}
+    return {fqn: atoms[fqn] for fqn in outermost(graph, repeated)}
 
 
 def _small_unit(graph: ModelGraph, analysis: Analysis, total: int) -> int:
     """Bytes that a unit of a small model may own: blocks stay whole."""
     sizes = {param.key: param.nbytes for param in graph.params}
-    blocks = (sum(sizes[key] for key in atom.params) for atom in _blocks(analysis).values())
-    return max(total * SMALL_UNIT_PERCENT // 100, *blocks, 0)
+    blocks = (sum(sizes[key] for key in atom.params) for atom in _blocks(graph, analysis).values())
+    return max((total * SMALL_UNIT_PERCENT // 100, *blocks))
 
 
 def _candidates(
@@ -120,7 +120,7 @@ def _candidates(
     kept = {unit.modules for unit in known.units if not unit.reshard}
     first = first_cut(graph, analysis)
     cuts = (first, *islice(finer_cuts(graph, analysis, first), MAX_FINER_CUTS))
-    shapes = (units, *(tuple((fqn,) for fqn in sorted(cut)) for cut in (*cuts, frozenset(_blocks(analysis)))))
+    shapes = (units, *(tuple((fqn,) for fqn in sorted(cut)) for cut in (*cuts, frozenset(_blocks(graph, analysis)))))
     for shape in dict.fromkeys(shapes):
         extended = _extended(shape, graph, analysis.space, most)
         lists = [unit for unit in extended if len(unit) > 1]

@@ -1,6 +1,6 @@
 """What the profiles of one captured step share, whatever recomputes: ops and storages as columns."""
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from autoshard.cost import Rates, op_ns
 from autoshard.ir import CALLER, LOSS, ModelGraph, Region
+from autoshard.ir.recent import Recent
 
 Numbers = npt.NDArray[np.int64]
 
@@ -43,14 +44,15 @@ class Facts:
     input_reads: dict[int, list[int]]
 
 
-_RECENT_FACTS: deque[tuple[ModelGraph, Rates, Facts]] = deque(maxlen=4)
+_RECENT: Recent[Facts] = Recent(4)
 
 
 def facts_of(graph: ModelGraph, reached: Rates) -> Facts:
     """The facts of a captured step on a device; the last few are kept."""
-    for known, rated, facts in _RECENT_FACTS:
-        if known is graph and rated == reached:
-            return facts
+    return _RECENT.get(graph, reached, lambda: _facts(graph, reached))
+
+
+def _facts(graph: ModelGraph, reached: Rates) -> Facts:
     root = graph.root
     ops = (*root.forward, *root.backward)
     counted, gradients = counted_storages(root)
@@ -63,7 +65,7 @@ def facts_of(graph: ModelGraph, reached: Rates) -> Facts:
                 touched[storage] = index
         if op.bytes_written:
             written.update((storage, index) for storage in op.outputs if storage in is_gradient)
-    facts = Facts(
+    return Facts(
         costs=np.array([op_ns(op, reached) for op in ops], np.int64),
         launches=np.array([0 if op.is_view else 1 for op in ops], np.int64),
         labels=tuple([("the loss" if op.module == LOSS else op.module or "(root)", op.target) for op in ops]),
@@ -76,8 +78,6 @@ def facts_of(graph: ModelGraph, reached: Rates) -> Facts:
         touched=touched,
         input_reads=input_reads(root),
     )
-    _RECENT_FACTS.append((graph, reached, facts))
-    return facts
 
 
 def counted_storages(root: Region) -> tuple[tuple[int, ...], dict[str, int]]:

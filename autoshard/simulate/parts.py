@@ -1,12 +1,13 @@
 """Runs of modules that recompute: which op of backward asks for one, how far it runs again, what it holds till when."""
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autoshard.analysis.recompute import mingling
 from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph, ModuleSpan, OpNode, Region
+from autoshard.ir.recent import Recent
 from autoshard.ir.tree import Tree
 
 SAVES_NOTHING = frozenset(
@@ -73,7 +74,7 @@ def find_parts(graph: ModelGraph, modules: Sequence[str]) -> "tuple[Uses, tuple[
     Raises:
         RequestError: as ``recomputed`` does.
     """
-    uses = _uses(graph.root)
+    uses = _RECENT.get(graph.root, None, lambda: Uses(graph.root))
     found = []
     for span, inside in _spans(graph, modules):
         key = span.module, span.forward
@@ -137,16 +138,7 @@ class Uses:
         ]
 
 
-_RECENT: deque[tuple[Region, Uses]] = deque(maxlen=4)
-
-
-def _uses(root: Region) -> Uses:
-    for known, uses in _RECENT:
-        if known is root:
-            return uses
-    uses = Uses(root)
-    _RECENT.append((root, uses))
-    return uses
+_RECENT: Recent[Uses] = Recent(4)
 
 
 def _part(root: Region, uses: Uses, span: ModuleSpan, inside: frozenset[str]) -> Part | None:

@@ -6,7 +6,7 @@ under FSDP2 they are freed when they are reduced, so the fold makes them itself 
 """
 
 import itertools
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from autoshard.cost import rates
 from autoshard.errors import GraphError
-from autoshard.hardware import DeviceProfile
 from autoshard.ir import ModelGraph
+from autoshard.ir.recent import Recent
 from autoshard.ir.tree import Tree
 from autoshard.request import DTYPE_BYTES, Question
 from autoshard.simulate.facts import Facts, counted_storages, facts_of, input_reads
@@ -137,15 +137,10 @@ def profile_step(graph: ModelGraph, question: Question, recompute: Sequence[str]
         RequestError: such a module cannot recompute.
     """
     modules = tuple(recompute)
-    for known, device, profile in _RECENT:
-        if known is graph and device == question.profile and profile.recompute == modules:
-            return profile
-    profile = _profile(graph, question, modules)
-    _RECENT.append((graph, question.profile, profile))
-    return profile
+    return _RECENT.get(graph, (question.profile, modules), lambda: _profile(graph, question, modules))
 
 
-_RECENT: deque[tuple[ModelGraph, DeviceProfile, StepProfile]] = deque(maxlen=8)
+_RECENT: Recent[StepProfile] = Recent(8)
 
 
 def _profile(graph: ModelGraph, question: Question, recompute: tuple[str, ...]) -> StepProfile:

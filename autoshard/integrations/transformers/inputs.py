@@ -27,7 +27,7 @@ LARGER = (2, 4)
 LARGEST = 1024
 """Pixels of an edge up to which that is tried."""
 TEXT_ONLY = {"input_ids", "decoder_input_ids", "labels", "attention_mask", "token_type_ids", "use_cache"}
-"""Arguments with one form only: nothing has to be tried."""
+"""What a text alone is made of: where each of them has one form only, nothing has to be tried."""
 ONLY_IF_REQUIRED = {"inputs_embeds", "query_embeds", "hidden_states", "encoder_hidden_states"}
 """Arguments that stand in for others, or for what the model computes itself."""
 FEATURES = {
@@ -88,7 +88,7 @@ def make_inputs(
         params=frozenset(required | optional),
         sizes=read_sizes(inner.config, batch, seq, image_size, _first_widths(inner), _child_widths(inner)),
     )
-    if is_inference_only(inner):
+    if _is_inference_only(inner):
         reason = f"the forward of {wanted.class_name} runs under torch.inference_mode, so it has no training step"
         raise ModelLoadError(source, reason, "plan a model whose forward computes what is trained")
     unknown = sorted(required - MAKERS.keys() - IF_NEEDED.keys())
@@ -112,7 +112,7 @@ def _inner(model: nn.Module) -> Any:
     return below() if callable(below) else model
 
 
-def is_inference_only(model: Any) -> bool:
+def _is_inference_only(model: Any) -> bool:
     """Whether the forward is decorated with ``torch.inference_mode``."""
     forward = type(model).forward
     while forward is not None:

@@ -186,11 +186,10 @@ def _embeddings(length: int | None = None, names: tuple[str, ...] = WIDTHS) -> M
     def make(wanted: Wanted) -> list[Form]:
         text = list(parts(wanted.config, TEXT_PARTS))
         widths = [number(text, name) for name in names]
-        likely = [width for width in dict.fromkeys(widths) if width]
+        if not any(widths):
+            return []
         shape = wanted.sizes.batch, length or wanted.sizes.seq
-        return [
-            torch.zeros(*shape, width) for width in dict.fromkeys([*likely, *(wanted.sizes.widths if likely else ())])
-        ]
+        return [torch.zeros(*shape, width) for width in dict.fromkeys([*widths, *wanted.sizes.widths]) if width]
 
     return make
 
