@@ -94,8 +94,7 @@ def _spans(graph: ModelGraph, modules: Sequence[str]) -> Iterator[tuple[ModuleSp
         canonical = tree.canonical(fqn)
         if canonical is None:
             raise RequestError("recompute", fqn, "a module of the model")
-        if tree.nodes[canonical].num_calls:
-            named[canonical] = fqn
+        named[canonical] = fqn
     for canonical, fqn in named.items():
         inside = tree.below(canonical)
         for inner in sorted(inside):

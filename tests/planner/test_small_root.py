@@ -12,7 +12,8 @@ from autoshard.analysis.space import Analysis
 from autoshard.capture import capture
 from autoshard.errors import RequestError
 from autoshard.ir import ModelGraph
-from autoshard.planner import Found, baselines, search, with_small_root
+from autoshard.planner import Baseline, Found, baselines, search, with_small_root
+from autoshard.planner.candidate import candidate, decide
 from autoshard.planner.small_root import root_bytes
 from autoshard.request import Question, Request, resolve
 from autoshard.simulate import profile_step, simulate
@@ -163,6 +164,17 @@ def test_a_baseline_with_a_small_root_counts_too() -> None:
     rivals = [base.decisions for base in legal if root_bytes(base.decisions) <= total // 2]
     assert rivals
     assert all(small.timeline.step_ns <= simulate(graph, each, question, profile).step_ns for each in rivals)
+
+
+def test_a_baseline_is_the_answer_where_nothing_else_is_legal() -> None:
+    graph, analysis, question, found = _parts(Wide(WIDTH), 50)
+    found = _root_only(found, graph, question)
+    profile = profile_step(graph, question)
+    chosen = candidate((("embed",), ("layers.1",), ("head",)))
+    rule = Baseline(name="by hand", candidate=chosen, decisions=decide(graph, analysis.space, question, chosen))
+    small, told = with_small_root(found, graph, analysis, question, profile, rule.decisions.__eq__, [rule])
+    assert (small.decisions, told) == (rule.decisions, ())
+    assert small.timeline == simulate(graph, rule.decisions, question, profile)
 
 
 def test_nothing_that_breaks_a_rule_is_taken() -> None:
